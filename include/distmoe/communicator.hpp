@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "distmoe/export.hpp"
+
+namespace distmoe {
+
+/// Memory that every rank of a group allocated alike and that peers can address where the hardware
+/// allows. Optional: the CPU backend never asks for it.
+class DISTMOE_EXPORT SymmetricMemory {
+ public:
+  virtual ~SymmetricMemory();
+  /// Collective. Returns this rank's base address of a new allocation of `bytes`.
+  virtual void* allocate(std::size_t bytes) = 0;
+  /// Collective. Frees what allocate() returned.
+  virtual void free(void* base) = 0;
+  /// The address of rank `peer`'s copy of the allocation `base`, or null where it is not visible.
+  virtual void* peer_pointer(void* base, int peer) = 0;
+};
+
+/// The ranks of an expert-parallel group. Implement it to run distmoe over a transport of your own;
+/// the CPU backend needs rank, size, alltoallv, barrier and abort.
+///
+/// One thread uses a communicator at a time. Every rank makes the same calls in the same order.
+/// Calls throw Error(peer_lost), naming the missing ranks, when a peer has not arrived within
+/// `timeout`, left the group or called abort; after that only abort() and destruction are valid.
+class DISTMOE_EXPORT Communicator {
+ public:
+  using Timeout = std::chrono::milliseconds;
+
+  virtual ~Communicator();
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  /// A short lower-case name of the transport, for reports: "threads", "mpi".
+  virtual std::string_view name() const noexcept = 0;
+
+  /// Sends send[p] to every rank p and receives recv[p] from it; the length of send[p] here equals
+  /// the length of recv[rank()] there. Both spans have size() entries; entries of length 0 may have
+  /// null data; the entry of this rank itself is copied. Buffers do not overlap.
+  virtual void alltoallv(std::span<const std::span<const std::byte>> send,
+                         std::span<const std::span<std::byte>> recv, Timeout timeout) = 0;
+  /// Returns when every rank has entered.
+  virtual void barrier(Timeout timeout) = 0;
+  /// Tells the peers, as well as the transport can, that this rank gives up: they get peer_lost
+  /// with `reason` instead of waiting. Never waits, never throws; idempotent.
+  virtual void abort(std::string_view reason) noexcept = 0;
+  /// Null where the transport has none.
+  virtual SymmetricMemory* symmetric_memory() noexcept { return nullptr; }
+};
+
+/// A group of `size` ranks that are threads of this process: element r is for rank r's thread. A
+/// communicator that is destroyed while peers still wait for it gives them peer_lost at once.
+DISTMOE_EXPORT std::vector<std::shared_ptr<Communicator>> make_thread_group(int size);
+
+/// Runs `body(communicator)` on `size` threads, one a rank, and joins them. A rank whose body throws
+/// leaves the group, so that its peers get peer_lost at once; the first exception that is not such
+/// a consequence is rethrown.
+DISTMOE_EXPORT void run_thread_group(
+    int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
+
+/// The ranks of MPI_COMM_WORLD (one process a rank; the group gets its own duplicate). Initialises
+/// MPI where nobody has; whoever initialised it finalises it. Throws unsupported where this build or
+/// machine has no MPI. Collective.
+DISTMOE_EXPORT std::shared_ptr<Communicator> make_mpi_communicator();
+
+}  // namespace distmoe

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "distmoe/communicator.hpp"
+#include "distmoe/config.hpp"
+#include "distmoe/export.hpp"
+#include "distmoe/memory_plan.hpp"
+#include "distmoe/tensor.hpp"
+
+namespace distmoe {
+
+struct ContextOptions {
+  BackendKind backend = BackendKind::kCpu;
+  /// CPU: worker threads of this rank. 0 takes DISTMOE_NUM_THREADS, or the cores of this machine
+  /// divided by the ranks that share it. Results do not depend on it.
+  int num_threads = 0;
+};
+
+/// Facts of the last call of a context, on this rank.
+struct CallStatistics {
+  std::int64_t call = 0;                      ///< counts from 1; 0 before the first
+  std::int64_t tokens = 0;                    ///< T of this rank
+  std::vector<std::int64_t> rows_per_rank;    ///< R of every rank
+  std::vector<std::int64_t> rows_per_expert;  ///< of every expert of the group
+  std::int64_t dropped_routes = 0;            ///< always 0: distmoe never drops
+};
+
+class ContextImpl;
+
+/// Owns the communication buffers, activation slots and scratch of one rank, as planned by
+/// `plan_memory`. Made collectively by all ranks of a communicator; used by one thread at a time.
+class DISTMOE_EXPORT Context {
+ public:
+  /// Collective. Every rank gets peer_mismatch where configurations differ. Throws invalid_argument
+  /// (config), unsupported (a precision or backend that this build lacks), out_of_memory.
+  static Context create(const Config& config, std::shared_ptr<Communicator> communicator,
+                        const ContextOptions& options = {});
+  /// A context of a single rank, without a communicator.
+  static Context create(const Config& config, const ContextOptions& options = {});
+
+  Context(Context&&) noexcept;
+  Context& operator=(Context&&) noexcept;
+  /// Closes without waiting for peers.
+  ~Context();
+
+  const Config& config() const;
+  const MemoryPlan& memory_plan() const;
+  int rank() const;
+  int size() const;
+  /// First expert of this rank and how many it owns. Experts are split in contiguous blocks; the
+  /// first E mod P ranks own one more.
+  std::int64_t first_expert() const;
+  std::int64_t num_local_experts() const;
+  /// Copies the statistics of the last call that completed its routing.
+  CallStatistics last_call() const;
+  /// Bytes that this context holds now, counted by its allocator; 0 after close().
+  std::int64_t allocated_bytes() const;
+
+  /// Frees everything. Idempotent; not collective. Every later call throws closed.
+  void close();
+  bool is_closed() const noexcept;
+
+  ContextImpl& impl();  ///< for distmoe itself
+
+ private:
+  explicit Context(std::unique_ptr<ContextImpl> impl);
+  std::unique_ptr<ContextImpl> impl_;
+};
+
+}  // namespace distmoe

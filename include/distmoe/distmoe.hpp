@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "distmoe/communicator.hpp"
+#include "distmoe/config.hpp"
+#include "distmoe/context.hpp"
+#include "distmoe/dlpack.hpp"
+#include "distmoe/error.hpp"
+#include "distmoe/log.hpp"
+#include "distmoe/memory_plan.hpp"
+#include "distmoe/routed_experts.hpp"
+#include "distmoe/tensor.hpp"
+#include "distmoe/version.hpp"

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "distmoe/config.hpp"
+#include "distmoe/export.hpp"
+
+namespace distmoe {
+
+enum class BackendKind { kCpu, kCuda };
+
+/// What a plan depends on besides the configuration and the number of ranks.
+struct PlanTarget {
+  BackendKind backend = BackendKind::kCpu;
+  int num_threads = 1;  ///< worker threads of one rank (CPU): each has its own workspace
+  bool operator==(const PlanTarget&) const = default;
+};
+
+/// One named buffer of a context.
+struct PlanBuffer {
+  std::string name;
+  std::int64_t bytes = 0;  ///< a multiple of 128
+  bool operator==(const PlanBuffer&) const = default;
+};
+
+/// What one rank allocates, exactly. All sizes in bytes unless they say rows. The arithmetic is in
+/// docs/memory-plan.md.
+struct MemoryPlan {
+  std::int64_t balanced_rows = 0;         ///< T*K
+  std::int64_t device_scratch_rows = 0;   ///< rows that fit in device scratch, padding included
+  std::int64_t total_scratch_rows = 0;    ///< the same with host scratch
+  double device_scratch_factor = 0.0;     ///< after the cap at P
+  double total_scratch_factor = 0.0;
+  std::int64_t saved_input_bytes_per_layer = 0;
+  std::int64_t saved_bytes_per_layer_balanced = 0;  ///< of a saving forward at balanced routing
+  std::int64_t device_scratch_bytes = 0;
+  std::int64_t host_scratch_bytes = 0;
+  std::int64_t minimum_slot_bytes = 0;     ///< everything is recomputed
+  std::int64_t balanced_slot_bytes = 0;    ///< balanced routing saves everything
+  std::int64_t max_useful_slot_bytes = 0;  ///< no routing within the plan needs more
+  std::int64_t slot_bytes = 0;             ///< selected
+  std::int64_t num_slots = 0;
+  std::int64_t total_activation_bytes = 0;  ///< num_slots * slot_bytes
+  std::int64_t total_device_bytes = 0;      ///< slots and device scratch
+  std::int64_t total_virtual_bytes = 0;     ///< and host scratch
+  std::vector<PlanBuffer> communication_buffers;
+  std::vector<PlanBuffer> metadata_buffers;
+  std::vector<PlanBuffer> control_buffers;
+  std::vector<PlanBuffer> workspace_buffers;
+  std::int64_t communication_bytes = 0;
+  std::int64_t metadata_bytes = 0;
+  std::int64_t control_bytes = 0;
+  std::int64_t workspace_bytes = 0;
+  std::int64_t allocated_bytes = 0;  ///< the sum of all; what the context allocates
+
+  bool operator==(const MemoryPlan&) const = default;
+};
+
+/// Sizes everything that a context of `config` on one of `ep_size` ranks allocates. Pure: allocates
+/// no buffer, asks no device. Throws invalid_argument as `validate` does, for ep_size < 1 and for
+/// sizes beyond 64 bits.
+DISTMOE_EXPORT MemoryPlan plan_memory(const Config& config, int ep_size,
+                                      const PlanTarget& target = {});
+
+}  // namespace distmoe

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "distmoe/context.hpp"
+#include "distmoe/export.hpp"
+#include "distmoe/tensor.hpp"
+
+namespace distmoe {
+
+/// The weights of this rank's L experts. Borrowed for the call. `w13_L2FD` may be given as
+/// [L, 2, F, D]; an expert stride larger than the matrix is honoured, the matrices themselves are
+/// row-major. Biases are optional, BF16 or FP32.
+struct ExpertWeights {
+  TensorView w13_L2FD;
+  TensorView w2_LDF;
+  TensorView bias13_L2F;
+  TensorView bias2_LD;
+};
+
+/// What the caller's router brings for this rank's T tokens, 0 <= T <= max_tokens.
+struct RoutedInput {
+  TensorView x_TD;            ///< BF16
+  TensorView topk_ids_TK;     ///< int32 or int64; -1 disables a route
+  TensorView topk_scores_TK;  ///< FP32 or BF16; used as given, never renormalised
+};
+
+struct CallOptions {
+  void* stream = nullptr;  ///< a cudaStream_t on CUDA; ignored on the CPU
+};
+
+/// y_TD = sum over k, in order, of score * W2(SwiGLU(W13 x)) of the experts that a token names.
+///
+/// Collective: every rank calls, in the same order, with any T of its own, zero included. `y_TD` is
+/// BF16 [T, D] and belongs to the caller; its rows may be strided, like those of the inputs. On the
+/// CPU the call returns when y is complete; on error y is not touched and the next correct call
+/// works, unless the error was peer_lost, which closes the context.
+///
+/// Throws invalid_argument on every rank where an argument of any rank breaks the contract,
+/// capacity_exceeded on every rank where the routing needs more rows than the plan of any rank,
+/// peer_mismatch, peer_lost, closed.
+DISTMOE_EXPORT void routed_experts(Context& context, const RoutedInput& input,
+                                   const ExpertWeights& weights, const TensorView& y_TD,
+                                   const CallOptions& options = {});
+
+}  // namespace distmoe

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/environment.hpp"
+
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+namespace distmoe {
+namespace {
+
+constexpr std::array kVariables = {
+    EnvironmentVariable{"DISTMOE_LOG_LEVEL", "debug | info | warning | error",
+                        "lowest level that the default log sink writes to stderr"},
+    EnvironmentVariable{"DISTMOE_NUM_THREADS", "1..1024",
+                        "worker threads of a rank on the CPU, where the context does not say"},
+    EnvironmentVariable{"DISTMOE_CPU_MATMUL", "bf16 | f32",
+                        "forces the BF16 or the FP32 matrix products of the CPU backend"},
+};
+
+// The log itself depends on the environment, so a bad value is reported directly.
+void report_illegal(const EnvironmentVariable& variable, const char* value) {
+  std::fprintf(stderr, "distmoe warning: %s=%s ignored; legal: %s\n", variable.name, value,
+               variable.legal);
+}
+
+Environment read_environment() {
+  Environment result;
+  if (const char* value = std::getenv(kVariables[0].name)) {
+    static constexpr const char* kLevels[] = {"debug", "info", "warning", "error"};
+    bool known = false;
+    for (int level = 0; level < 4; ++level) {
+      if (std::strcmp(value, kLevels[level]) != 0) continue;
+      result.log_level = static_cast<LogLevel>(level);
+      known = true;
+    }
+    if (!known) report_illegal(kVariables[0], value);
+  }
+  if (const char* value = std::getenv(kVariables[1].name)) {
+    const char* end = value + std::strlen(value);
+    int number = 0;
+    const auto parsed = std::from_chars(value, end, number);
+    if (parsed.ec == std::errc() && parsed.ptr == end && number >= 1 && number <= 1024) {
+      result.num_threads = number;
+    } else {
+      report_illegal(kVariables[1], value);
+    }
+  }
+  if (const char* value = std::getenv(kVariables[2].name)) {
+    const std::string_view text = value;
+    if (text == "bf16" || text == "f32") {
+      result.cpu_matmul = text;
+    } else {
+      report_illegal(kVariables[2], value);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+const Environment& environment() {
+  static const Environment instance = read_environment();
+  return instance;
+}
+
+std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
+
+}  // namespace distmoe
