@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The routed experts of a Hugging Face checkpoint directory: config.json with model.safetensors, or
-// with model.safetensors.index.json and its shards. docs/checkpoints.md lists the names, layouts and
-// precisions that are understood.
+// with model.safetensors.index.json and its shards. docs/checkpoints.md lists the names, layouts
+// and precisions that are understood.
 #pragma once
 
 #include <cstddef>
