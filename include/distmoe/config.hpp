@@ -35,11 +35,11 @@ struct HostScratch {
 /// Validated where it is used (`validate`, `plan_memory`, `Context::create`).
 struct Config {
   // Required: no legal default.
-  std::int64_t max_tokens = 0;         ///< tokens of one rank in one call, at most
-  std::int64_t hidden_dim = 0;         ///< D
-  std::int64_t intermediate_dim = 0;   ///< F of one expert
-  std::int64_t top_k = 0;              ///< K
-  std::int64_t num_experts = 0;        ///< E, over all ranks
+  std::int64_t max_tokens = 0;                          ///< tokens of one rank in one call, at most
+  std::int64_t hidden_dim = 0;                          ///< D
+  std::int64_t intermediate_dim = 0;                    ///< F of one expert
+  std::int64_t top_k = 0;                               ///< K
+  std::int64_t num_experts = 0;                         ///< E, over all ranks
   std::int64_t max_moe_layers_per_activation_slot = 0;  ///< N
 
   double device_scratch_capacity_factor = 2.0;  ///< rows planned, in units of balanced T*K
