@@ -32,7 +32,7 @@ int main() {
   const float scores[T][K] = {{.9F, .1F}, {.8F, .2F}, {.7F, .3F}, {.6F, .4F}, {.5F, .5F}, {1, 0}};
   std::vector<std::uint16_t> y(P * T * D);  // rank r writes its own T rows
 
-  distmoe::run_thread_group(P, [&](std::shared_ptr<distmoe::Communicator> communicator) {
+  distmoe::run_thread_group(P, [&](const auto& communicator) {
     const auto rank = static_cast<unsigned>(communicator->rank());
     auto context = distmoe::Context::create(config, communicator);
     const auto x = random_bf16(T * D, rank), w13 = random_bf16(L * 2 * F * D, 10 + rank);

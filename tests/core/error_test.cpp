@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -42,9 +43,11 @@ TEST(ErrorCode, ValueOutsideTheEnumIsNamedUnknown) {
   EXPECT_STREQ(to_string(static_cast<ErrorCode>(99)), "unknown");
 }
 
-TEST(Error, KeepsCodeAndMessageThroughCopies) {
-  const Error original(ErrorCode::kCapacityExceeded, "rank 3 needs 65 rows, 64 are planned");
-  const Error copy = original;
+TEST(Error, CopyKeepsCodeAndMessageWhenTheOriginalIsGone) {
+  auto original =
+      std::make_unique<Error>(ErrorCode::kCapacityExceeded, "rank 3 needs 65 rows, 64 are planned");
+  const Error copy = *original;
+  original.reset();
   EXPECT_EQ(copy.code(), ErrorCode::kCapacityExceeded);
   EXPECT_STREQ(copy.what(), "rank 3 needs 65 rows, 64 are planned");
 }
