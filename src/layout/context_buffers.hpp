@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The buffers of a context outside slots and scratch: the memory plan lists them, the run-time
+// allocates them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "distmoe/config.hpp"
+#include "distmoe/memory_plan.hpp"
+
+namespace distmoe {
+
+/// Bounded tile of format conversions and of the matrix library, of one worker thread.
+inline constexpr std::int64_t kCpuWorkspaceTileBytes = std::int64_t{8} << 20;
+/// What ranks tell each other about a call before any data, and the record of its first error.
+inline constexpr std::int64_t kCallHeaderBytes = 1024;
+inline constexpr std::int64_t kErrorRecordBytes = 1024;
+
+/// Every buffer is a multiple of 128 bytes.
+struct ContextBuffers {
+  std::vector<PlanBuffer> communication;
+  std::vector<PlanBuffer> metadata;
+  std::vector<PlanBuffer> control;
+  std::vector<PlanBuffer> workspace;
+};
+
+/// The buffers of one of `ep_size` ranks whose plan takes `total_rows` received rows (padding not
+/// counted) and whose largest rank owns `num_local_experts_max` experts. `config` is valid. Throws
+/// invalid_argument for sizes beyond 64 bits.
+ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,
+                               std::int64_t total_rows, std::int64_t num_local_experts_max);
+
+}  // namespace distmoe
