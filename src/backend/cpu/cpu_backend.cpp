@@ -69,7 +69,7 @@ void CpuBackend::route(const ForwardCall& call) {
                     : "");
   routing_.order(ids_);
 
-  const LayerBytes<> bytes{layer_shape(setup_.config)};
+  const LayerBytes<> bytes{layer_dims(setup_.config)};
   const LayerRegions regions = bytes.scratch_regions(routing_.num_rows());
   std::byte* base = memory_.scratch().data();
   const auto rows_at = [&](std::int64_t offset, std::int64_t width) {
