@@ -41,7 +41,7 @@ void ExchangeCall::run(const std::shared_ptr<ExchangeCall>& call,
       const std::lock_guard lock(world.mutex());
       if (call->poll_once(deadline, timeout)) backoff.reset();
       if (call->is_complete()) return;
-      if (world.fault()) {
+      if (call->has_failed_ || call->is_ended()) {
         call->cancel_receives();
         world.retain(call);
         call->throw_fault();
@@ -127,11 +127,10 @@ bool ExchangeCall::poll_once(std::chrono::steady_clock::time_point deadline,
   const bool is_late = std::chrono::steady_clock::now() >= deadline;
   // NOTE: control messages are read before the data they may have overtaken, so that a departure
   // counts only where the peer's header is truly missing.
-  // A call whose messages are all here is complete, whatever a peer said after it sent them.
   if (num_pending_ > 0) world_.poll();
   bool has_moved = false;
   while (num_pending_ > 0 && !has_failed_ && progress()) has_moved = true;
-  if (num_pending_ == 0 || world_.fault()) return has_moved;
+  if (num_pending_ == 0 || has_failed_ || is_ended()) return has_moved;
   find_departures();
   if (is_late && !has_moved) declare_late(timeout);
   return has_moved;
@@ -197,7 +196,7 @@ void ExchangeCall::check_header(int peer) {
 
 void ExchangeCall::fail(ErrorCode code, const std::string& reason) {
   has_failed_ = true;
-  world_.declare(code, reason);
+  world_.declare(code, reason, {id_.communicator, id_.number - 1});
 }
 
 void ExchangeCall::find_departures() {

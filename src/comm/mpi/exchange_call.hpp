@@ -63,7 +63,8 @@ class ExchangeCall {
   void complete(std::size_t index);
   void check_header(int peer);
   bool poll_once(std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout);
-  bool is_complete() const { return num_pending_ == 0 && !has_failed_; }
+  bool is_ended() const { return world_.is_ended(id_.communicator, id_.number); }
+  bool is_complete() const { return num_pending_ == 0 && !has_failed_ && !is_ended(); }
   [[noreturn]] void throw_fault() const;
   void fail(ErrorCode code, const std::string& reason);
   void find_departures();

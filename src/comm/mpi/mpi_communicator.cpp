@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The MPI engine, and the one symbol that its module offers.
-#include <algorithm>
+#include <atomic>
+#include <new>
+#include <string_view>
 
 #include "comm/mpi/exchange_call.hpp"
 #include "comm/mpi/world.hpp"
@@ -34,7 +36,8 @@ class MpiCommunicator final : public Communicator {
   void abort(std::string_view reason) noexcept override {
     try {
       const std::lock_guard lock(world_.mutex());
-      world_.declare(ErrorCode::kPeerLost, concat("rank ", rank(), " aborted: ", reason));
+      world_.declare(ErrorCode::kPeerLost, concat("rank ", rank(), " aborted: ", reason),
+                     {id_, num_completed_});
     } catch (const std::bad_alloc&) {
       // No memory for the words: the peers find out through their timeout.
     }
@@ -50,11 +53,13 @@ class MpiCommunicator final : public Communicator {
     }
     const CallId call{id_, ++num_calls_, kind};
     ExchangeCall::run(std::make_shared<ExchangeCall>(world_, call, send, recv), timeout);
+    num_completed_ = call.number;
   }
 
   World& world_;
   CommunicatorId id_;
   std::uint64_t num_calls_ = 0;
+  std::atomic<std::uint64_t> num_completed_ = 0;  // abort() may come from another thread
 };
 
 }  // namespace

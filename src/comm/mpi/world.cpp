@@ -78,16 +78,20 @@ void World::close(CommunicatorId id) {
   open_.erase(id);
   left_.erase(id);
   if (!is_usable()) return;
-  send(Kind::kLeft, id, ErrorCode::kPeerLost, "");
+  send(Kind::kLeft, {id, 0}, ErrorCode::kPeerLost, "");
   poll();
   // A program that owns MPI may finalise it from here on; nothing of ours is left posted.
   if (open_.empty() && !has_initialised_) cancel_receives();
 }
 
-void World::declare(ErrorCode code, const std::string& reason) {
+bool World::is_ended(CommunicatorId id, std::uint64_t number) const {
+  return fault_ && !(fault_->origin.id == id && fault_->origin.completed_calls >= number);
+}
+
+void World::declare(ErrorCode code, const std::string& reason, const Position& origin) {
   if (fault_ || !is_usable()) return;
-  send(Kind::kFault, 0, code, reason);
-  fault_ = Fault{code, reason};
+  send(Kind::kFault, origin, code, reason);
+  fault_ = Fault{code, reason, origin};
   // Best effort: gives the messages a chance to leave before this process does; never waits.
   for (int attempt = 0; attempt < 64 && !outgoing_.empty(); ++attempt) {
     auto& requests = outgoing_.back().requests;
@@ -115,9 +119,9 @@ bool World::is_usable() const {
 
 // --- control messages ---
 
-void World::send(Kind kind, CommunicatorId id, ErrorCode code, std::string_view text) {
+void World::send(Kind kind, const Position& origin, ErrorCode code, std::string_view text) {
   Outgoing& message = outgoing_.emplace_back();
-  message.control = Control{kind, code, id, std::min(text.size(), sizeof(Control::text)), {}};
+  message.control = Control{kind, code, origin, std::min(text.size(), sizeof(Control::text)), {}};
   std::memcpy(message.control.text, text.data(), message.control.length);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -163,7 +167,7 @@ void World::poll() {
     while (is_done != 0 && receives_[slot] != MPI_REQUEST_NULL && !fault_) {
       const int code = MPI_Test(&receives_[slot], &is_done, MPI_STATUS_IGNORE);
       if (code != MPI_SUCCESS) {
-        declare(ErrorCode::kPeerLost, concat("rank ", peer, " is lost: ", error_text(code)));
+        declare(ErrorCode::kPeerLost, concat("rank ", peer, " is lost: ", error_text(code)), {});
       } else if (is_done != 0) {
         receive(peer);
         post_receive(peer);
@@ -180,14 +184,15 @@ void World::poll() {
 
 void World::receive(int peer) {
   const Control& control = incoming_[static_cast<std::size_t>(peer)];
+  const CommunicatorId id = control.origin.id;
   switch (control.kind) {
     case Kind::kFault:
       // The peers are told by the rank that found it.
-      fault_ = Fault{control.code, std::string(control.text, control.length)};
+      fault_ = Fault{control.code, std::string(control.text, control.length), control.origin};
       break;
     case Kind::kLeft:
       // A peer may be ahead and close what is still to be opened here, or behind.
-      if (control.id > last_id_ || open_.contains(control.id)) left_[control.id].insert(peer);
+      if (id > last_id_ || open_.contains(id)) left_[id].insert(peer);
       break;
     case Kind::kExit: exited_.insert(peer); break;
   }
@@ -200,7 +205,7 @@ void World::leave_at_exit() { instance().leave(); }
 void World::leave() {
   const std::lock_guard lock(mutex_);
   if (!is_usable()) return;
-  send(Kind::kExit, 0, ErrorCode::kPeerLost, "");
+  send(Kind::kExit, {}, ErrorCode::kPeerLost, "");
   if (!has_initialised_) return;
   if (await_exits()) MPI_Finalize();
 }

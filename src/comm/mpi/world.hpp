@@ -27,14 +27,21 @@
 
 namespace distmoe::mpi {
 
-struct Fault {
-  ErrorCode code;
-  std::string reason;
-};
-
 /// Ids of the communicators of a process count from 1; creation is collective, so that all ranks
 /// agree on them.
 using CommunicatorId = std::uint64_t;
+
+/// How far the rank that found a fault had come: what it completed before completes everywhere.
+struct Position {
+  CommunicatorId id;
+  std::uint64_t completed_calls;
+};
+
+struct Fault {
+  ErrorCode code;
+  std::string reason;
+  Position origin;
+};
 
 class World {
  public:
@@ -54,10 +61,13 @@ class World {
   void close(CommunicatorId id);
 
   const std::optional<Fault>& fault() const noexcept { return fault_; }
+  /// Whether the fault ends call `number` of communicator `id`. A rank that completed a call has
+  /// heard from all others in it, so that a fault it found later leaves that call alone.
+  bool is_ended(CommunicatorId id, std::uint64_t number) const;
   /// False after a fault, and where the program has finalised MPI.
   bool is_usable() const;
   /// Sets the fault, where there is none, and tells the peers.
-  void declare(ErrorCode code, const std::string& reason);
+  void declare(ErrorCode code, const std::string& reason, const Position& origin);
   /// Whether `peer` will never enter another call of communicator `id`.
   bool has_left(CommunicatorId id, int peer) const;
   /// Takes in the control messages that arrived. Sets fault().
@@ -73,9 +83,9 @@ class World {
   struct Control {
     Kind kind;
     ErrorCode code;
-    CommunicatorId id;
+    Position origin;
     std::uint64_t length;
-    char text[488];
+    char text[480];
   };
 
   struct Outgoing {
@@ -88,7 +98,7 @@ class World {
   void leave();
   bool await_exits();
 
-  void send(Kind kind, CommunicatorId id, ErrorCode code, std::string_view text);
+  void send(Kind kind, const Position& origin, ErrorCode code, std::string_view text);
   void receive(int peer);
   void post_receive(int peer);
   void cancel_receives();
