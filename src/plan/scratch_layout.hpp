@@ -29,7 +29,7 @@ inline constexpr std::int64_t kNoRegion = -1;
 
 /// The regions that a saving forward of `tokens` own tokens and `rows` received rows keeps from
 /// `begin` on.
-DISTMOE_HOST_DEVICE constexpr RegionOffsets saved_layout(const LayerShape& shape,
+DISTMOE_HOST_DEVICE constexpr RegionOffsets saved_layout(const LayerDims& shape,
                                                          std::int64_t tokens, std::int64_t rows,
                                                          std::int64_t begin) {
   const LayerRegions sizes = LayerBytes<>{shape}.saved_regions(tokens, rows);
@@ -48,7 +48,7 @@ DISTMOE_HOST_DEVICE constexpr RegionOffsets saved_layout(const LayerShape& shape
 
 /// The scratch regions of a call with `rows` received rows, the last of them ending at `end`. Takes
 /// at most the scratch bytes of the plan for every number of rows up to the plan's.
-DISTMOE_HOST_DEVICE constexpr RegionOffsets scratch_layout(const LayerShape& shape,
+DISTMOE_HOST_DEVICE constexpr RegionOffsets scratch_layout(const LayerDims& shape,
                                                            std::int64_t rows, std::int64_t end) {
   const LayerBytes<> layer{shape};
   const LayerRegions sizes = layer.scratch_regions(rows);

@@ -22,7 +22,7 @@ namespace distmoe {
 
 /// What every decision of a context shares.
 struct SlotLimits {
-  LayerShape shape;
+  LayerDims shape;
   std::int64_t max_tokens = 0;
   std::int64_t slot_bytes = 0;
   std::int32_t ep_size = 1;

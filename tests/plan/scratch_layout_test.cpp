@@ -37,11 +37,11 @@ void expect_disjoint(std::vector<Region> regions, std::int64_t begin, std::int64
   EXPECT_LE(free_from, end);
 }
 
-LayerShape random_shape(std::mt19937_64& random) {
+LayerDims random_shape(std::mt19937_64& random) {
   const auto pick = [&](std::int64_t least, std::int64_t most) {
     return std::uniform_int_distribution<std::int64_t>(least, most)(random);
   };
-  LayerShape shape;
+  LayerDims shape;
   shape.top_k = pick(1, 6);
   shape.inference = pick(0, 2) == 0;
   shape.pipeline = pick(0, 1) ? Pipeline::kMega : Pipeline::kStaged;
@@ -58,7 +58,7 @@ LayerShape random_shape(std::mt19937_64& random) {
   return shape;
 }
 
-std::vector<Region> scratch_regions_of(const LayerShape& shape, std::int64_t rows,
+std::vector<Region> scratch_regions_of(const LayerDims& shape, std::int64_t rows,
                                        const RegionOffsets& at) {
   const LayerRegions sizes = LayerBytes<>{shape}.scratch_regions(rows);
   std::vector<Region> regions = {{"h1", at.h1, sizes.h1}};
@@ -83,7 +83,7 @@ std::vector<Region> scratch_regions_of(const LayerShape& shape, std::int64_t row
 TEST(ScratchLayout, RegionsAreDisjointAndWithinThePlanForAnyRows) {  // reports: A102
   std::mt19937_64 random(3);
   for (int i = 0; i < 20000 && !testing::Test::HasFailure(); ++i) {
-    const LayerShape shape = random_shape(random);
+    const LayerDims shape = random_shape(random);
     const std::int64_t padding = is_block_scaled(shape.precision) ? 128 : 1;
     const std::int64_t plan_rows = padding * std::uniform_int_distribution<>(0, 300)(random);
     const std::int64_t rows =
@@ -109,7 +109,7 @@ TEST(ScratchLayout, RegionsAreDisjointAndWithinThePlanForAnyRows) {  // reports:
 }
 
 TEST(ScratchLayout, FewerRowsThanPlannedNeverNeedMoreThanThePlan) {
-  LayerShape shape;
+  LayerDims shape;
   shape.hidden_dim = 1;
   shape.intermediate_dim = 1;
   shape.top_k = 1;
@@ -119,7 +119,7 @@ TEST(ScratchLayout, FewerRowsThanPlannedNeverNeedMoreThanThePlan) {
 }
 
 TEST(ScratchLayout, GrowsDownFromTheEnd) {
-  LayerShape shape;
+  LayerDims shape;
   shape.hidden_dim = 64;
   shape.intermediate_dim = 192;
   shape.top_k = 2;
@@ -134,7 +134,7 @@ TEST(ScratchLayout, GrowsDownFromTheEnd) {
 TEST(SavedLayout, RegionsAreDisjointAndAddUpToTheSavedBytes) {
   std::mt19937_64 random(4);
   for (int i = 0; i < 5000 && !testing::Test::HasFailure(); ++i) {
-    const LayerShape shape = random_shape(random);
+    const LayerDims shape = random_shape(random);
     const std::int64_t tokens = std::uniform_int_distribution<>(0, 200)(random);
     const std::int64_t rows = 128 * std::uniform_int_distribution<>(0, 9)(random);
     const LayerBytes<> layer{shape};
@@ -152,7 +152,7 @@ TEST(SavedLayout, RegionsAreDisjointAndAddUpToTheSavedBytes) {
 }
 
 TEST(ScratchLayout, OffsetsBeyondFourGiBAreExact) {  // reports: A77, A78
-  LayerShape shape;
+  LayerDims shape;
   shape.hidden_dim = 7168;
   shape.intermediate_dim = 2048;
   shape.top_k = 8;
