@@ -217,7 +217,7 @@ TEST(MemoryPlanProperty, EverythingSavedAtBalancedRoutingFitsTheBalancedSlot) {
     const int ranks = random.ranks();
     SCOPED_TRACE(describe(config, ranks));
     const MemoryPlan plan = plan_memory(config, ranks);
-    const LayerBytes<> layer{layer_shape(config)};
+    const LayerBytes<> layer{layer_dims(config)};
     const std::int64_t tokens = random.pick(0, config.max_tokens);
     const std::int64_t rows = random.pick(0, config.max_tokens * config.top_k);
     EXPECT_LE(layer.saved(tokens, rows), plan.saved_bytes_per_layer_balanced);
