@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The routed experts of a Hugging Face checkpoint directory: config.json with model.safetensors, or
-// with model.safetensors.index.json and its shards. docs/checkpoints.md lists the names, layouts and
-// precisions that are understood.
+// with model.safetensors.index.json and its shards. docs/checkpoints.md lists the names, layouts
+// and precisions that are understood.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "distmoe/config.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/tensor.hpp"
+#include "io/tensor_storage.hpp"
 
 namespace distmoe {
 
@@ -31,24 +31,6 @@ struct LayerShape {
   bool operator==(const LayerShape&) const = default;
 };
 
-/// Memory of a tensor that the loader owns, aligned to 64 bytes and not initialised.
-class TensorStorage {
- public:
-  TensorStorage() = default;
-  /// Throws out_of_memory, naming `what` and the bytes.
-  TensorStorage(std::size_t num_bytes, const char* what);
-
-  std::byte* data() const noexcept { return data_.get(); }
-  std::size_t num_bytes() const noexcept { return num_bytes_; }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept;
-  };
-  std::unique_ptr<std::byte, Free> data_;
-  std::size_t num_bytes_ = 0;
-};
-
 /// The experts [first_expert, first_expert + L) of one layer, whatever the file's layout: W13 with
 /// the F gate rows first and then the F up rows, both matrices output-major, in BF16. Movable;
 /// moving keeps the addresses. L may be 0.
@@ -57,8 +39,9 @@ struct LoadedExperts {
   std::int64_t num_experts = 0;  ///< L
   std::int64_t hidden_dim = 0;
   std::int64_t intermediate_dim = 0;
-  DType bias_dtype = DType::kBF16;  ///< as in the file: BF16 or FP32
   bool has_bias = false;
+  DType bias13_dtype = DType::kBF16;  ///< as in the file: BF16 or FP32
+  DType bias2_dtype = DType::kBF16;
   TensorStorage w13;     ///< [L, 2F, D]
   TensorStorage w2;      ///< [L, D, F]
   TensorStorage bias13;  ///< [L, 2F]
