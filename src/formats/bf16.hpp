@@ -33,4 +33,19 @@ DISTMOE_HOST_DEVICE constexpr BF16 to_bf16(float value) {
   return BF16{static_cast<std::uint16_t>((bits + round_up) >> 16)};
 }
 
+/// The same, rounded once: going through FP32 would round twice, and the first rounding can make a
+/// tie of what was none.
+DISTMOE_HOST_DEVICE constexpr BF16 to_bf16(double value) {
+  const auto nearest = static_cast<float>(value);
+  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  const auto back = static_cast<double>(nearest);
+  // Round to odd: of the two FP32 neighbours of an inexact value take the one with an odd last bit.
+  // It lies on no BF16 value and on no midpoint, so that the second rounding is the only one.
+  if (value == value && back != value && (bits & 1u) == 0) {
+    const bool is_too_small = (back < 0 ? -back : back) < (value < 0 ? -value : value);
+    bits += is_too_small ? 1u : ~0u;
+  }
+  return to_bf16(std::bit_cast<float>(bits));
+}
+
 }  // namespace distmoe

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The codecs of formats/ are one header for host and device; a CUDA compiler compiles them for both.
+// The codecs of formats/ are one header for host and device; a CUDA compiler compiles them for
+// both.
 #pragma once
 
 #if defined(__CUDACC__)

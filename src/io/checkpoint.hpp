@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The routed experts of a Hugging Face checkpoint directory: config.json with model.safetensors, or
-// with model.safetensors.index.json and its shards. docs/checkpoints.md lists the names, layouts and
-// precisions that are understood.
+// with model.safetensors.index.json and its shards. docs/checkpoints.md lists the names, layouts
+// and precisions that are understood.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -15,6 +14,7 @@
 #include "distmoe/config.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/tensor.hpp"
+#include "io/tensor_storage.hpp"
 
 namespace distmoe {
 
@@ -29,24 +29,6 @@ struct LayerShape {
   double swiglu_limit = 7.0;    ///< of kSwiGLUClamped
   bool has_bias = false;
   bool operator==(const LayerShape&) const = default;
-};
-
-/// Memory of a tensor that the loader owns, aligned to 64 bytes and not initialised.
-class TensorStorage {
- public:
-  TensorStorage() = default;
-  /// Throws out_of_memory, naming `what` and the bytes.
-  TensorStorage(std::size_t num_bytes, const char* what);
-
-  std::byte* data() const noexcept { return data_.get(); }
-  std::size_t num_bytes() const noexcept { return num_bytes_; }
-
- private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept;
-  };
-  std::unique_ptr<std::byte, Free> data_;
-  std::size_t num_bytes_ = 0;
 };
 
 /// The experts [first_expert, first_expert + L) of one layer, whatever the file's layout: W13 with

@@ -8,8 +8,8 @@
 
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/tensor.hpp"
-#include "io/checkpoint.hpp"
 #include "io/safetensors.hpp"
+#include "io/tensor_storage.hpp"
 
 namespace distmoe {
 

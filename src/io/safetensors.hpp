@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// safetensors: 8 bytes little-endian header length, a JSON header, then the tensors' bytes without a
-// gap. Files come from anywhere, so the reader trusts nothing: see docs/checkpoints.md for what is
-// refused.
+// safetensors: 8 bytes little-endian header length, a JSON header, then the tensors' bytes without
+// a gap. Files come from anywhere, so the reader trusts nothing: see docs/checkpoints.md for what
+// is refused.
 #pragma once
 
 #include <cstddef>
