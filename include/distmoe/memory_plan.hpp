@@ -29,10 +29,10 @@ struct PlanBuffer {
 /// What one rank allocates, exactly. All sizes in bytes unless they say rows. The arithmetic is in
 /// docs/memory-plan.md.
 struct MemoryPlan {
-  std::int64_t balanced_rows = 0;         ///< T*K
-  std::int64_t device_scratch_rows = 0;   ///< rows that fit in device scratch, padding included
-  std::int64_t total_scratch_rows = 0;    ///< the same with host scratch
-  double device_scratch_factor = 0.0;     ///< after the cap at P
+  std::int64_t balanced_rows = 0;        ///< T*K
+  std::int64_t device_scratch_rows = 0;  ///< rows that fit in device scratch, padding included
+  std::int64_t total_scratch_rows = 0;   ///< the same with host scratch
+  double device_scratch_factor = 0.0;    ///< after the cap at P
   double total_scratch_factor = 0.0;
   std::int64_t saved_input_bytes_per_layer = 0;
   std::int64_t saved_bytes_per_layer_balanced = 0;  ///< of a saving forward at balanced routing

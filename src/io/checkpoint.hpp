@@ -39,8 +39,9 @@ struct LoadedExperts {
   std::int64_t num_experts = 0;  ///< L
   std::int64_t hidden_dim = 0;
   std::int64_t intermediate_dim = 0;
-  DType bias_dtype = DType::kBF16;  ///< as in the file: BF16 or FP32
   bool has_bias = false;
+  DType bias13_dtype = DType::kBF16;  ///< as in the file: BF16 or FP32
+  DType bias2_dtype = DType::kBF16;
   TensorStorage w13;     ///< [L, 2F, D]
   TensorStorage w2;      ///< [L, D, F]
   TensorStorage bias13;  ///< [L, 2F]

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "core/checked_math.hpp"
+#include "layout/cpu_workspace.hpp"
+#include "layout/row_origin.hpp"
 
 namespace distmoe {
 namespace {
@@ -13,8 +15,6 @@ constexpr std::int64_t kBF16Bytes = 2;
 constexpr std::int64_t kFloatBytes = 4;
 constexpr std::int64_t kInt32Bytes = 4;
 constexpr std::int64_t kInt64Bytes = 8;
-/// Source rank, token and k of a received row, int32 each.
-constexpr std::int64_t kRowMapBytes = 3 * kInt32Bytes;
 
 void add_buffer(std::vector<PlanBuffer>& buffers, const std::string& name, std::int64_t bytes) {
   buffers.push_back({name, bytes});
@@ -36,15 +36,15 @@ std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t
       checked_mul(config.hidden_dim, per_rank ? kFloatBytes : kBF16Bytes);
   const std::int64_t combine_sent = per_rank ? received : total_rows;
   const std::int64_t combine_received = per_rank ? sent : routes;
-  add_buffer(buffers, "send staging",
+  add_buffer(buffers, buffer_name::kSendStaging,
              align_up(std::max(checked_mul(sent, row_bytes),
                                checked_mul(combine_sent, combine_row_bytes))));
-  add_buffer(buffers, "receive staging",
+  add_buffer(buffers, buffer_name::kReceiveStaging,
              align_up(std::max(checked_mul(received, row_bytes),
                                checked_mul(combine_received, combine_row_bytes))));
   if (per_rank) {
-    add_buffer(buffers, "score send", align_up(checked_mul(routes, kFloatBytes)));
-    add_buffer(buffers, "score receive", align_up(checked_mul(total_rows, kFloatBytes)));
+    add_buffer(buffers, buffer_name::kScoreSend, align_up(checked_mul(routes, kFloatBytes)));
+    add_buffer(buffers, buffer_name::kScoreReceive, align_up(checked_mul(total_rows, kFloatBytes)));
   }
   return buffers;
 }
@@ -57,13 +57,13 @@ std::vector<PlanBuffer> call_metadata(const Config& config, std::int64_t ep_size
   const auto add = [&](const char* name, std::int64_t count, std::int64_t element_bytes) {
     add_buffer(set, name, align_up(checked_mul(count, element_bytes)));
   };
-  add("ids of all ranks", checked_mul(ep_size, routes), kInt32Bytes);
-  add("scores", routes, kFloatBytes);
-  add("row sources", total_rows, kRowMapBytes);
-  add("received row of a row", total_rows, kInt32Bytes);
-  add("row of a route", routes, kInt64Bytes);
-  add("row counts", checked_mul(config.num_experts, ep_size), kInt64Bytes);
-  add("expert offsets", checked_add(num_local_experts, 1), kInt64Bytes);
+  add(buffer_name::kIds, checked_mul(ep_size, routes), kInt32Bytes);
+  add(buffer_name::kScores, routes, kFloatBytes);
+  add(buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
+  add(buffer_name::kReceivedRow, total_rows, kInt32Bytes);
+  add(buffer_name::kRowOfRoute, routes, kInt64Bytes);
+  add(buffer_name::kRowCounts, checked_mul(config.num_experts, ep_size), kInt64Bytes);
+  add(buffer_name::kExpertBegin, checked_add(num_local_experts, 1), kInt64Bytes);
   return set;
 }
 
@@ -84,10 +84,10 @@ ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarg
                  checked_mul(saved_calls, forward_only.bytes));
     }
   }
-  add_buffer(buffers.control, "call headers", checked_mul(ep_size, kCallHeaderBytes));
-  add_buffer(buffers.control, "error record", kErrorRecordBytes);
-  add_buffer(buffers.workspace, "matrix workspace",
-             checked_mul(std::max(target.num_threads, 1), kCpuWorkspaceTileBytes));
+  add_buffer(buffers.control, buffer_name::kCallHeaders, checked_mul(ep_size, kCallHeaderBytes));
+  add_buffer(buffers.control, buffer_name::kErrorRecord, kErrorRecordBytes);
+  add_buffer(buffers.workspace, buffer_name::kWorkspace,
+             checked_mul(std::max(target.num_threads, 1), CpuWorkspaceLayout(config).bytes));
   return buffers;
 }
 

@@ -12,11 +12,27 @@
 
 namespace distmoe {
 
-/// Bounded tile of format conversions and of the matrix library, of one worker thread.
-inline constexpr std::int64_t kCpuWorkspaceTileBytes = std::int64_t{8} << 20;
 /// What ranks tell each other about a call before any data, and the record of its first error.
 inline constexpr std::int64_t kCallHeaderBytes = 1024;
 inline constexpr std::int64_t kErrorRecordBytes = 1024;
+
+/// Names of the buffers, by which the run-time finds them.
+namespace buffer_name {
+inline constexpr const char* kSendStaging = "send staging";
+inline constexpr const char* kReceiveStaging = "receive staging";
+inline constexpr const char* kScoreSend = "score send";
+inline constexpr const char* kScoreReceive = "score receive";
+inline constexpr const char* kIds = "ids of all ranks";
+inline constexpr const char* kScores = "scores";
+inline constexpr const char* kRowOrigin = "row origins";
+inline constexpr const char* kReceivedRow = "received row of a row";
+inline constexpr const char* kRowOfRoute = "row of a route";
+inline constexpr const char* kRowCounts = "row counts";
+inline constexpr const char* kExpertBegin = "expert offsets";
+inline constexpr const char* kCallHeaders = "call headers";
+inline constexpr const char* kErrorRecord = "error record";
+inline constexpr const char* kWorkspace = "matrix workspace";
+}  // namespace buffer_name
 
 /// Every buffer is a multiple of 128 bytes.
 struct ContextBuffers {

@@ -20,7 +20,7 @@
 namespace distmoe {
 
 /// What the sizes of a layer depend on, besides tokens and rows.
-struct LayerShape {
+struct LayerDims {
   std::int64_t hidden_dim = 0;        // D
   std::int64_t intermediate_dim = 0;  // F
   std::int64_t top_k = 0;             // K
@@ -30,7 +30,7 @@ struct LayerShape {
   bool inference = false;
 };
 
-inline LayerShape layer_shape(const Config& config) {
+inline LayerDims layer_dims(const Config& config) {
   return {config.hidden_dim, config.intermediate_dim,  config.top_k,    config.precision,
           config.pipeline,   config.activation_policy, config.inference};
 }
@@ -65,7 +65,7 @@ struct LayerRegions {
 
 template <typename Math = PlainMath>
 struct LayerBytes {
-  LayerShape shape;
+  LayerDims shape;
 
   static DISTMOE_HOST_DEVICE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
     return a / b + (a % b != 0 ? 1 : 0);

@@ -116,7 +116,7 @@ MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& targ
   DISTMOE_CHECK(target.num_threads >= 1, kInvalidArgument, "num_threads is ", target.num_threads,
                 "; legal is 1 or more");
   MemoryPlan plan;
-  const LayerBytes<CheckedMath> layer{layer_shape(config)};
+  const LayerBytes<CheckedMath> layer{layer_dims(config)};
   plan_factors(config, ep_size, plan);
   plan.balanced_rows = checked_mul(config.max_tokens, config.top_k);
   plan.device_scratch_rows = padded_capacity_rows(config, ep_size, plan.device_scratch_factor);

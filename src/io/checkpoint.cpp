@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/checkpoint.hpp"
+
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "core/check.hpp"
+#include "io/expert_catalog.hpp"
+#include "io/expert_loader.hpp"
+#include "io/model_config.hpp"
+#include "io/shards.hpp"
+
+namespace distmoe {
+
+struct Checkpoint::Impl {
+  std::string label;
+  std::string architecture;
+  LayerShape shape;
+  std::vector<SafetensorsFile> shards;
+  std::map<std::int64_t, LayerTensors> layers;  ///< refers to the shards
+  std::vector<std::int64_t> moe_layers;
+};
+
+Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
+  auto impl = std::make_unique<Impl>();
+  impl->label = directory.string();
+  const ModelConfig config = read_model_config(directory / "config.json");
+  impl->architecture = config.architecture;
+  impl->shape = config.shape;
+  impl->shards = open_shards(directory);
+  impl->layers = catalog_experts(config, impl->shards, impl->label);
+  for (const auto& [layer, tensors] : impl->layers) impl->moe_layers.push_back(layer);
+  return Checkpoint(std::move(impl));
+}
+
+Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
+Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
+Checkpoint::~Checkpoint() = default;
+
+const std::string& Checkpoint::architecture() const noexcept { return impl_->architecture; }
+const LayerShape& Checkpoint::shape() const noexcept { return impl_->shape; }
+const std::vector<std::int64_t>& Checkpoint::moe_layers() const noexcept {
+  return impl_->moe_layers;
+}
+
+LoadedExperts Checkpoint::load_experts(std::int64_t layer, std::int64_t first_expert,
+                                       std::int64_t num_experts) const {
+  const auto place = impl_->layers.find(layer);
+  if (place == impl_->layers.end()) {
+    std::string known;
+    for (const std::int64_t moe_layer : impl_->moe_layers) {
+      known += concat(known.empty() ? "" : ", ", moe_layer);
+    }
+    throw_error(ErrorCode::kInvalidArgument,
+                concat("layer ", layer, " of ", impl_->label,
+                       " has no routed experts; layers that have are ", known));
+  }
+  const std::int64_t total = impl_->shape.num_experts;
+  DISTMOE_CHECK(first_expert >= 0 && num_experts >= 0 && first_expert <= total - num_experts,
+                kInvalidArgument, "experts [", first_expert, ", ", first_expert, " + ", num_experts,
+                ") were asked for; ", impl_->label, " has ", total, " in each layer");
+  return distmoe::load_experts(place->second, impl_->shape, first_expert, num_experts);
+}
+
+ExpertWeights LoadedExperts::view() const {
+  const std::int64_t rows13 = 2 * intermediate_dim;
+  ExpertWeights weights;
+  weights.w13_L2FD = TensorView(w13.data(), DType::kBF16, {num_experts, rows13, hidden_dim});
+  weights.w2_LDF = TensorView(w2.data(), DType::kBF16, {num_experts, hidden_dim, intermediate_dim});
+  if (has_bias) {
+    weights.bias13_L2F = TensorView(bias13.data(), bias13_dtype, {num_experts, rows13});
+    weights.bias2_LD = TensorView(bias2.data(), bias2_dtype, {num_experts, hidden_dim});
+  }
+  return weights;
+}
+
+}  // namespace distmoe

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// NOTE: the bytes of a file are aligned to nothing, hence memcpy where an element is wider than a
+// byte. The destination of each conversion is the final buffer: nothing of a weight's size is held
+// in between.
+#include "io/expert_loader.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "core/check.hpp"
+#include "core/checked_math.hpp"
+#include "formats/bf16.hpp"
+#include "formats/e4m3.hpp"
+#include "formats/e8m0.hpp"
+#include "formats/fp8_blocks.hpp"
+#include "formats/mxfp4.hpp"
+
+namespace distmoe {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+/// What a tensor [E, ...] has of one expert.
+Bytes slice(const TensorRef& ref, std::int64_t expert) {
+  const auto num_experts = static_cast<std::size_t>(ref.tensor->shape.front());
+  const std::size_t num_bytes = ref.tensor->data.size() / num_experts;
+  return ref.tensor->data.subspan(static_cast<std::size_t>(expert) * num_bytes, num_bytes);
+}
+
+/// Row of W13 for row i of 2F interleaved ones: g0, u0, g1, u1, ...
+std::int64_t concatenated_row(std::int64_t interleaved, std::int64_t f) {
+  return interleaved / 2 + (interleaved % 2 == 0 ? 0 : f);
+}
+
+void copy(Bytes source, void* out) {
+  if (!source.empty()) std::memcpy(out, source.data(), source.size());
+}
+
+/// Element [row, col] of `source` goes to out[row_of(col), row]; a row of `out` has `rows`
+/// elements.
+template <typename RowOf>
+void transpose(Bytes source, std::int64_t rows, std::int64_t cols, BF16* out, RowOf row_of) {
+  constexpr std::int64_t kTile = 64;
+  for (std::int64_t row_begin = 0; row_begin < rows; row_begin += kTile) {
+    const std::int64_t row_end = std::min(rows, row_begin + kTile);
+    for (std::int64_t col_begin = 0; col_begin < cols; col_begin += kTile) {
+      const std::int64_t col_end = std::min(cols, col_begin + kTile);
+      for (std::int64_t col = col_begin; col < col_end; ++col) {
+        BF16* out_row = out + row_of(col) * rows;
+        for (std::int64_t row = row_begin; row < row_end; ++row) {
+          const auto element = static_cast<std::size_t>(row * cols + col);
+          std::memcpy(&out_row[row], &source[element * sizeof(BF16)], sizeof(BF16));
+        }
+      }
+    }
+  }
+}
+
+/// The scales of an FP8 matrix as FP32, each of them finite.
+std::vector<float> read_scales(const TensorRef& ref, std::int64_t expert) {
+  const StoredTensor& tensor = *ref.tensor;
+  const bool is_bf16 = tensor.dtype == DType::kBF16;
+  const std::size_t width = size_of(*tensor.dtype);
+  std::vector<float> scales(tensor.data.size() / width);
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    BF16 narrow{};
+    std::memcpy(is_bf16 ? static_cast<void*>(&narrow) : &scales[i], &tensor.data[i * width], width);
+    if (is_bf16) scales[i] = to_float(narrow);
+    const auto cols = static_cast<std::size_t>(tensor.shape[1]);
+    DISTMOE_CHECK(std::isfinite(scales[i]), kIo, "scale [", i / cols, ", ", i % cols, "] of ",
+                  ref.describe(), ", expert ", expert, ", is ", scales[i],
+                  "; scales must be finite");
+  }
+  return scales;
+}
+
+/// A matrix of its own tensor, BF16 or FP8.
+void load_matrix(const MatrixRef& matrix, std::int64_t expert, BF16* out) {
+  const StoredTensor& values = *matrix.values.tensor;
+  if (!matrix.scales) return copy(values.data, out);
+  const std::vector<float> scales = read_scales(matrix.scales, expert);
+  decode_fp8_blocks(reinterpret_cast<const E4M3*>(values.data.data()), scales.data(),
+                    values.shape[0], values.shape[1], out);
+}
+
+/// Rows of an MXFP4 matrix [E, rows, blocks, 16]; row r goes to row_of(r).
+template <typename RowOf>
+void load_mxfp4(const MatrixRef& matrix, std::int64_t expert, BF16* out, RowOf row_of) {
+  const std::int64_t rows = matrix.scales.tensor->shape[1];
+  const std::int64_t num_blocks = matrix.scales.tensor->shape[2];
+  const Bytes blocks = slice(matrix.values, expert);
+  const Bytes scales = slice(matrix.scales, expert);
+  for (std::size_t i = 0; i < scales.size(); ++i) {
+    const auto byte = std::to_integer<int>(scales[i]);
+    const auto blocks_per_row = static_cast<std::size_t>(num_blocks);
+    DISTMOE_CHECK(byte <= kMxfp4MaxScaleByte, kIo, "scale [", expert, ", ", i / blocks_per_row,
+                  ", ", i % blocks_per_row, "] of ", matrix.scales.describe(), ", expert ", expert,
+                  ", is byte ", byte, "; legal are 0 to ", int{kMxfp4MaxScaleByte},
+                  " (255 is NaN, the others exceed BF16)");
+  }
+  const auto* block_bytes = reinterpret_cast<const std::uint8_t*>(blocks.data());
+  const auto* scale_bytes = reinterpret_cast<const E8M0*>(scales.data());
+  for (std::int64_t row = 0; row < rows; ++row) {
+    decode_mxfp4(block_bytes + row * num_blocks * kMxfp4BlockBytes, scale_bytes + row * num_blocks,
+                 num_blocks, out + row_of(row) * num_blocks * kMxfp4BlockSize);
+  }
+}
+
+void load_expert(const LayerTensors& tensors, const LayerShape& shape, std::int64_t expert,
+                 BF16* w13, BF16* w2) {
+  const std::int64_t d = shape.hidden_dim;
+  const std::int64_t f = shape.intermediate_dim;
+  const auto same_row = [](std::int64_t row) { return row; };
+  const auto gate_up_row = [f](std::int64_t row) { return concatenated_row(row, f); };
+  switch (tensors.layout) {
+    case ExpertLayout::kPerExpert: {
+      const PerExpertTensors& own = tensors.experts[static_cast<std::size_t>(expert)];
+      load_matrix(own.gate, expert, w13);
+      load_matrix(own.up, expert, w13 + f * d);
+      load_matrix(own.down, expert, w2);
+      return;
+    }
+    case ExpertLayout::kFused:
+      copy(slice(tensors.gate_up.values, expert), w13);
+      copy(slice(tensors.down.values, expert), w2);
+      return;
+    case ExpertLayout::kFusedGptOss:
+      transpose(slice(tensors.gate_up.values, expert), d, 2 * f, w13, gate_up_row);
+      transpose(slice(tensors.down.values, expert), f, d, w2, same_row);
+      return;
+    case ExpertLayout::kMxfp4GptOss:
+      load_mxfp4(tensors.gate_up, expert, w13, gate_up_row);
+      load_mxfp4(tensors.down, expert, w2, same_row);
+      return;
+  }
+}
+
+void load_biases(const LayerTensors& tensors, LoadedExperts& experts) {
+  experts.bias13_dtype = *tensors.gate_up_bias.tensor->dtype;
+  experts.bias2_dtype = *tensors.down_bias.tensor->dtype;
+  const std::size_t width13 = size_of(experts.bias13_dtype);
+  const std::size_t row13_bytes = 2 * static_cast<std::size_t>(experts.intermediate_dim) * width13;
+  const std::size_t row2_bytes =
+      static_cast<std::size_t>(experts.hidden_dim) * size_of(experts.bias2_dtype);
+  const auto count = static_cast<std::size_t>(experts.num_experts);
+  experts.bias13 = TensorStorage(count * row13_bytes, "bias13");
+  experts.bias2 = TensorStorage(count * row2_bytes, "bias2");
+  for (std::int64_t local = 0; local < experts.num_experts; ++local) {
+    const std::int64_t expert = experts.first_expert + local;
+    const Bytes source = slice(tensors.gate_up_bias, expert);
+    std::byte* row13 = experts.bias13.data() + static_cast<std::size_t>(local) * row13_bytes;
+    for (std::int64_t i = 0; i < 2 * experts.intermediate_dim; ++i) {
+      const auto to = static_cast<std::size_t>(concatenated_row(i, experts.intermediate_dim));
+      std::memcpy(row13 + to * width13, &source[static_cast<std::size_t>(i) * width13], width13);
+    }
+    copy(slice(tensors.down_bias, expert),
+         experts.bias2.data() + static_cast<std::size_t>(local) * row2_bytes);
+  }
+}
+
+}  // namespace
+
+LoadedExperts load_experts(const LayerTensors& tensors, const LayerShape& shape,
+                           std::int64_t first_expert, std::int64_t num_experts) {
+  LoadedExperts experts;
+  experts.first_expert = first_expert;
+  experts.num_experts = num_experts;
+  experts.hidden_dim = shape.hidden_dim;
+  experts.intermediate_dim = shape.intermediate_dim;
+  experts.has_bias = shape.has_bias;
+  const std::int64_t w2_size = checked_mul(shape.hidden_dim, shape.intermediate_dim);
+  const std::int64_t w2_bytes = checked_product(num_experts, w2_size, std::int64_t{sizeof(BF16)});
+  experts.w13 = TensorStorage(static_cast<std::size_t>(checked_mul(w2_bytes, 2)), "W13");
+  experts.w2 = TensorStorage(static_cast<std::size_t>(w2_bytes), "W2");
+  auto* w13 = reinterpret_cast<BF16*>(experts.w13.data());
+  auto* w2 = reinterpret_cast<BF16*>(experts.w2.data());
+  for (std::int64_t local = 0; local < num_experts; ++local) {
+    load_expert(tensors, shape, first_expert + local, w13 + local * 2 * w2_size,
+                w2 + local * w2_size);
+  }
+  if (shape.has_bias) load_biases(tensors, experts);
+  return experts;
+}
+
+}  // namespace distmoe
