@@ -3,6 +3,7 @@
 // Invariant: the buffers outside slots and scratch are as large as the largest call of the plan
 // needs, aligned, named once each, and there is no communication buffer without peers.
 #include "layout/context_buffers.hpp"
+#include "layout/cpu_workspace.hpp"
 
 #include <gtest/gtest.h>
 
@@ -71,7 +72,7 @@ TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {
   const ContextBuffers buffers = context_buffers(small_config(), 5, target, 192, 2);
   EXPECT_EQ(bytes_of(buffers.control, "call headers"), 5 * kCallHeaderBytes);
   EXPECT_EQ(bytes_of(buffers.control, "error record"), kErrorRecordBytes);
-  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"), 6 * kCpuWorkspaceTileBytes);
+  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"), 6 * CpuWorkspaceLayout(small_config()).bytes);
 }
 
 TEST(ContextBuffers, NamesAreUnique) {
