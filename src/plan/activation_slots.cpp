@@ -7,7 +7,7 @@ namespace distmoe {
 
 ActivationSlots::ActivationSlots(const Config& config, const MemoryPlan& plan, int ep_size,
                                  int rank)
-    : limits_{layer_shape(config), config.max_tokens, plan.slot_bytes, ep_size, rank},
+    : limits_{layer_dims(config), config.max_tokens, plan.slot_bytes, ep_size, rank},
       max_layers_(config.max_moe_layers_per_activation_slot),
       ledger_(plan.num_slots, max_layers_),
       states_(static_cast<std::size_t>(plan.num_slots)),

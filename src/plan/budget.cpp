@@ -80,7 +80,7 @@ class BudgetSearch {
     const bool is_settled =
         checked_mul(rows, config.hidden_dim - config.intermediate_dim) >= kRegionAlignment / 2;
     if (is_settled) return needed(plan);
-    return needed(plan) - LayerBytes<>{layer_shape(config)}.scratch_regions(rows).grad_h3;
+    return needed(plan) - LayerBytes<>{layer_dims(config)}.scratch_regions(rows).grad_h3;
   }
 
   template <typename Needed>

@@ -70,7 +70,7 @@ bool page_recomputes(const Config& config, std::int64_t slot_bytes, std::int64_t
                      const std::vector<std::int64_t>& saved,
                      const std::vector<std::int64_t>& tokens,
                      const std::vector<std::int64_t>& rows) {
-  const LayerBytes<> layer{layer_shape(config)};
+  const LayerBytes<> layer{layer_dims(config)};
   std::int64_t worst = 0;
   for (std::size_t r = 0; r < saved.size(); ++r) {
     worst = std::max(worst, saved[r] + layer.saved(tokens[r], rows[r]));
@@ -136,7 +136,7 @@ class Walk {
       EXPECT_EQ(forward.saved.is_recomputed, expected) << "rank " << r;
       EXPECT_EQ(forward.saved.slot, slot);
       EXPECT_EQ(forward.saved.offset, live.used_before[r]);
-      const LayerBytes<> layer{layer_shape(config_)};
+      const LayerBytes<> layer{layer_dims(config_)};
       EXPECT_EQ(forward.saved.bytes,
                 expected ? layer.input(tokens[r]) : layer.saved(tokens[r], rows[r]));
       EXPECT_LE(group_.ranks[r].used_bytes(slot) + after * layer.input(config_.max_tokens),
@@ -226,7 +226,7 @@ TEST(SlotPlanner, OneOverloadedRankMakesAllRanksRecompute) {
 TEST(SlotPlanner, AFailedCallTakesAndGivesNothing) {
   Config config = small_config();
   const MemoryPlan plan = plan_memory(config, 1);
-  const SlotLimits limits{layer_shape(config), config.max_tokens, plan.slot_bytes, 1, 0};
+  const SlotLimits limits{layer_dims(config), config.max_tokens, plan.slot_bytes, 1, 0};
   SlotState state{4096, 1, 4096};
   std::int64_t saved = 4096;
   const std::int64_t before = 0;
@@ -238,7 +238,7 @@ TEST(SlotPlanner, AFailedCallTakesAndGivesNothing) {
 TEST(SlotPlanner, RefusedTransitionsWriteNothing) {
   Config config = small_config();
   const MemoryPlan plan = plan_memory(config, 1);
-  const SlotLimits limits{layer_shape(config), config.max_tokens, plan.slot_bytes, 1, 0};
+  const SlotLimits limits{layer_dims(config), config.max_tokens, plan.slot_bytes, 1, 0};
   SlotState state{4096, 2, 4096};
   std::int64_t saved = 4096;
   std::int64_t before = -7;
