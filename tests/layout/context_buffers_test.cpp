@@ -3,13 +3,13 @@
 // Invariant: the buffers outside slots and scratch are as large as the largest call of the plan
 // needs, aligned, named once each, and there is no communication buffer without peers.
 #include "layout/context_buffers.hpp"
-#include "layout/cpu_workspace.hpp"
 
 #include <gtest/gtest.h>
 
 #include <set>
 #include <string>
 
+#include "layout/cpu_workspace.hpp"
 #include "plan/plan_testing.hpp"
 
 namespace distmoe {
@@ -55,7 +55,7 @@ TEST(ContextBuffers, MetadataIsOneSetForInferenceAndOneMorePerSavedCall) {
   const ContextBuffers training = context_buffers(config, 3, {}, 384, 4);
   EXPECT_EQ(bytes_of(training.metadata, "ids of all ranks"), 3 * 192 * 4);
   EXPECT_EQ(bytes_of(training.metadata, "scores"), 192 * 4);
-  EXPECT_EQ(bytes_of(training.metadata, "row sources"), 384 * 12);
+  EXPECT_EQ(bytes_of(training.metadata, "row origins"), 384 * 12);
   EXPECT_EQ(bytes_of(training.metadata, "received row of a row"), 384 * 4);
   EXPECT_EQ(bytes_of(training.metadata, "row of a route"), 192 * 8);
   EXPECT_EQ(bytes_of(training.metadata, "row counts"), 256);  // 10 * 3 int64
@@ -72,7 +72,8 @@ TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {
   const ContextBuffers buffers = context_buffers(small_config(), 5, target, 192, 2);
   EXPECT_EQ(bytes_of(buffers.control, "call headers"), 5 * kCallHeaderBytes);
   EXPECT_EQ(bytes_of(buffers.control, "error record"), kErrorRecordBytes);
-  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"), 6 * CpuWorkspaceLayout(small_config()).bytes);
+  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"),
+            6 * CpuWorkspaceLayout(small_config()).bytes);
 }
 
 TEST(ContextBuffers, NamesAreUnique) {
