@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/call_check.hpp"
 
+#include <cstdint>
 #include <initializer_list>
 
 #include "core/check.hpp"
@@ -38,6 +39,10 @@ void check_memory(const char* name, const TensorView& tensor) {
                 " must be in host memory for a context on the CPU, got ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.data != nullptr, kInvalidArgument, name,
                 " has a null data pointer for ", tensor.describe());
+  DISTMOE_CHECK(tensor.num_elements() == 0 ||
+                    reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.dtype) == 0,
+                kInvalidArgument, name, " is not aligned to its elements of ", size_of(tensor.dtype),
+                " bytes: ", tensor.describe(), " at ", tensor.data);
 }
 
 /// The elements of a row lie together; rows may be apart.

@@ -55,8 +55,12 @@ struct RankCall {
   RoutedInput input;
   ExpertWeights weights;
 
-  RankCall() = default;
   RankCall(const MoeProblem& problem, const CallForm& form, Range tokens, Range experts);
+  // A copy's views would borrow the memory of the original; a move takes it along.
+  RankCall(const RankCall&) = delete;
+  RankCall& operator=(const RankCall&) = delete;
+  RankCall(RankCall&&) = default;
+  RankCall& operator=(RankCall&&) = default;
   TensorView y_view() const { return y.view(); }
   /// y without gaps; fails the test where a byte between the rows changed.
   std::vector<BF16> y_rows() const;
