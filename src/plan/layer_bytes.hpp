@@ -135,11 +135,9 @@ struct LayerBytes {
   }
 
   static DISTMOE_HOST_DEVICE constexpr std::int64_t total(const LayerRegions& r) {
-    std::int64_t bytes = Math::add(r.quantised_rows, r.x);
-    for (const std::int64_t region : {r.h1, r.h2, r.h3, r.grad_h1, r.grad_h2, r.grad_h3}) {
-      bytes = Math::add(bytes, region);
-    }
-    return bytes;
+    const std::int64_t forward =
+        Math::add(Math::add(r.quantised_rows, r.x), Math::add(r.h1, Math::add(r.h2, r.h3)));
+    return Math::add(forward, Math::add(r.grad_h1, Math::add(r.grad_h2, r.grad_h3)));
   }
 
  private:

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "layout/cpu_workspace.hpp"
 #include "plan/plan_testing.hpp"
 
 namespace distmoe {
@@ -54,7 +55,7 @@ TEST(ContextBuffers, MetadataIsOneSetForInferenceAndOneMorePerSavedCall) {
   const ContextBuffers training = context_buffers(config, 3, {}, 384, 4);
   EXPECT_EQ(bytes_of(training.metadata, "ids of all ranks"), 3 * 192 * 4);
   EXPECT_EQ(bytes_of(training.metadata, "scores"), 192 * 4);
-  EXPECT_EQ(bytes_of(training.metadata, "row sources"), 384 * 12);
+  EXPECT_EQ(bytes_of(training.metadata, "row origins"), 384 * 12);
   EXPECT_EQ(bytes_of(training.metadata, "received row of a row"), 384 * 4);
   EXPECT_EQ(bytes_of(training.metadata, "row of a route"), 192 * 8);
   EXPECT_EQ(bytes_of(training.metadata, "row counts"), 256);  // 10 * 3 int64
@@ -71,7 +72,8 @@ TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {
   const ContextBuffers buffers = context_buffers(small_config(), 5, target, 192, 2);
   EXPECT_EQ(bytes_of(buffers.control, "call headers"), 5 * kCallHeaderBytes);
   EXPECT_EQ(bytes_of(buffers.control, "error record"), kErrorRecordBytes);
-  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"), 6 * kCpuWorkspaceTileBytes);
+  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"),
+            6 * CpuWorkspaceLayout(small_config()).bytes);
 }
 
 TEST(ContextBuffers, NamesAreUnique) {
