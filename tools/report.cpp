@@ -101,7 +101,7 @@ std::string json_of(const RunReport& report) {
       {"repeat_bitwise_equal", report.repeat_bitwise_equal},
   };
   // NOTE: a path need not be UTF-8; what is not is replaced, since JSON cannot hold it.
-  return object.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 
 std::string text_of(const RunReport& report) {

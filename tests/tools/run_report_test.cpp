@@ -24,7 +24,8 @@ class RunReportTest : public CommandTest {
 };
 
 std::int64_t sum_of(const nlohmann::json& list) {
-  return std::accumulate(list.begin(), list.end(), std::int64_t{0});
+  const auto values = list.get<std::vector<std::int64_t>>();
+  return std::accumulate(values.begin(), values.end(), std::int64_t{0});
 }
 
 TEST_F(RunReportTest, JsonIsOneObjectWithTheDocumentedKeysAndNothingElse) {
