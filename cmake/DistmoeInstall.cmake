@@ -17,3 +17,4 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/distmoeConfigVersion.cmak
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/distmoeConfig.cmake ${PROJECT_BINARY_DIR}/distmoeConfigVersion.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/distmoe)
+install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -60,15 +60,15 @@ class DISTMOE_EXPORT Communicator {
 /// communicator that is destroyed while peers still wait for it gives them peer_lost at once.
 DISTMOE_EXPORT std::vector<std::shared_ptr<Communicator>> make_thread_group(int size);
 
-/// Runs `body(communicator)` on `size` threads, one a rank, and joins them. A rank whose body throws
-/// leaves the group, so that its peers get peer_lost at once; the first exception that is not such
-/// a consequence is rethrown.
+/// Runs `body(communicator)` on `size` threads, one a rank, and joins them. A rank whose body
+/// throws leaves the group, so that its peers get peer_lost at once; the first exception that is
+/// not such a consequence is rethrown.
 DISTMOE_EXPORT void run_thread_group(
     int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
 
 /// The ranks of MPI_COMM_WORLD (one process a rank; the group gets its own duplicate). Initialises
-/// MPI where nobody has; whoever initialised it finalises it. Throws unsupported where this build or
-/// machine has no MPI. Collective.
+/// MPI where nobody has; whoever initialised it finalises it. Throws unsupported where this build
+/// or machine has no MPI. Collective.
 DISTMOE_EXPORT std::shared_ptr<Communicator> make_mpi_communicator();
 
 }  // namespace distmoe

@@ -35,20 +35,20 @@ struct HostScratch {
 /// Validated where it is used (`validate`, `plan_memory`, `Context::create`).
 struct Config {
   // Required: no legal default.
-  std::int64_t max_tokens = 0;         ///< tokens of one rank in one call, at most
-  std::int64_t hidden_dim = 0;         ///< D
-  std::int64_t intermediate_dim = 0;   ///< F of one expert
-  std::int64_t top_k = 0;              ///< K
-  std::int64_t num_experts = 0;        ///< E, over all ranks
+  std::int64_t max_tokens = 0;                          ///< tokens of one rank in one call, at most
+  std::int64_t hidden_dim = 0;                          ///< D
+  std::int64_t intermediate_dim = 0;                    ///< F of one expert
+  std::int64_t top_k = 0;                               ///< K
+  std::int64_t num_experts = 0;                         ///< E, over all ranks
   std::int64_t max_moe_layers_per_activation_slot = 0;  ///< N
 
   double device_scratch_capacity_factor = 2.0;  ///< rows planned, in units of balanced T*K
-  std::optional<std::int64_t> activation_slot_bytes;
-  std::optional<double> activation_slot_capacity_factor;
+  std::optional<std::int64_t> activation_slot_bytes = std::nullopt;
+  std::optional<double> activation_slot_capacity_factor = std::nullopt;
   std::int64_t num_activation_slots = 1;
   ActivationPolicy activation_policy = ActivationPolicy::kFull;
   bool distinct_experts = true;  ///< a token names an expert at most once (bounds the rows)
-  std::optional<HostScratch> host_scratch;
+  std::optional<HostScratch> host_scratch = std::nullopt;
   Precision precision = Precision::kBF16;
   Pipeline pipeline = Pipeline::kStaged;
   Combine combine = Combine::kPerRoute;
@@ -57,11 +57,11 @@ struct Config {
   double swiglu_limit = 7.0;    ///< of kSwiGLUClamped
   WgradDType wgrad_dtype = WgradDType::kSameAsWeight;
   bool inference = false;
-  std::optional<std::int64_t> num_sms;  ///< SMs that a CUDA context may use
+  std::optional<std::int64_t> num_sms = std::nullopt;  ///< SMs that a CUDA context may use
   GateUpLayout gate_up_layout = GateUpLayout::kConcatenated;
   KernelChoice kernel_choice = KernelChoice::kTuned;
   /// Bound of every wait for a peer. Default: 300 s on the CPU, 600 s on GPUs.
-  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<std::chrono::milliseconds> timeout = std::nullopt;
 
   bool operator==(const Config&) const = default;
 };

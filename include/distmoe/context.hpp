@@ -42,6 +42,8 @@ class DISTMOE_EXPORT Context {
   /// A context of a single rank, without a communicator.
   static Context create(const Config& config, const ContextOptions& options = {});
 
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
   Context(Context&&) noexcept;
   Context& operator=(Context&&) noexcept;
   /// Closes without waiting for peers.

@@ -9,5 +9,6 @@
 #include "distmoe/log.hpp"
 #include "distmoe/memory_plan.hpp"
 #include "distmoe/routed_experts.hpp"
+#include "distmoe/slot_assignment.hpp"
 #include "distmoe/tensor.hpp"
 #include "distmoe/version.hpp"

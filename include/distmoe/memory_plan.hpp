@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,10 +30,10 @@ struct PlanBuffer {
 /// What one rank allocates, exactly. All sizes in bytes unless they say rows. The arithmetic is in
 /// docs/memory-plan.md.
 struct MemoryPlan {
-  std::int64_t balanced_rows = 0;         ///< T*K
-  std::int64_t device_scratch_rows = 0;   ///< rows that fit in device scratch, padding included
-  std::int64_t total_scratch_rows = 0;    ///< the same with host scratch
-  double device_scratch_factor = 0.0;     ///< after the cap at P
+  std::int64_t balanced_rows = 0;        ///< T*K
+  std::int64_t device_scratch_rows = 0;  ///< rows that fit in device scratch, padding included
+  std::int64_t total_scratch_rows = 0;   ///< the same with host scratch
+  double device_scratch_factor = 0.0;    ///< after the cap at P
   double total_scratch_factor = 0.0;
   std::int64_t saved_input_bytes_per_layer = 0;
   std::int64_t saved_bytes_per_layer_balanced = 0;  ///< of a saving forward at balanced routing
@@ -64,5 +65,31 @@ struct MemoryPlan {
 /// sizes beyond 64 bits.
 DISTMOE_EXPORT MemoryPlan plan_memory(const Config& config, int ep_size,
                                       const PlanTarget& target = {});
+
+/// A text for people: every region in exact bytes and human units, what happens past its limit,
+/// what the selected slot saves at balanced routing, and warnings. `plan` is plan_memory's of
+/// `config`.
+DISTMOE_EXPORT std::string explain(const Config& config, const MemoryPlan& plan);
+
+/// Whether a plan fits a budget of bytes a rank, and what would. Each suggestion changes one value
+/// and keeps the others; none where no legal value fits.
+struct BudgetReport {
+  bool fits = false;
+  std::int64_t budget_bytes = 0;
+  std::int64_t needed_bytes = 0;  ///< allocated_bytes; for CUDA without host scratch
+  std::optional<std::int64_t> largest_max_tokens;
+  std::optional<std::int64_t> largest_num_slots;  ///< none for inference
+  /// Of the device scratch; of all scratch where the budget counts host scratch too (CPU with
+  /// host_scratch). At most the number of ranks: a larger factor plans no more rows.
+  std::optional<double> largest_scratch_factor;
+};
+
+/// Throws as plan_memory does, and invalid_argument for a negative budget. A plan that does not fit
+/// is no error.
+DISTMOE_EXPORT BudgetReport check_budget(const Config& config, int ep_size,
+                                         std::int64_t budget_bytes, const PlanTarget& target = {});
+
+/// The report in words, one fact a line.
+DISTMOE_EXPORT std::string explain(const BudgetReport& report);
 
 }  // namespace distmoe

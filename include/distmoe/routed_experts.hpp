@@ -13,8 +13,8 @@ namespace distmoe {
 struct ExpertWeights {
   TensorView w13_L2FD;
   TensorView w2_LDF;
-  TensorView bias13_L2F;
-  TensorView bias2_LD;
+  TensorView bias13_L2F = {};
+  TensorView bias2_LD = {};
 };
 
 /// What the caller's router brings for this rank's T tokens, 0 <= T <= max_tokens.

@@ -60,9 +60,14 @@ struct DISTMOE_EXPORT TensorView {
   TensorView() = default;
   /// A contiguous (row-major) view. Throws invalid_argument for more than kMaxTensorRank
   /// dimensions, a negative extent or an element count beyond 64 bits.
-  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
+  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             Device device = {});
   TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
              Device device = {});
+  /// A shape without memory: an empty tensor.
+  TensorView(std::nullptr_t, DType dtype, std::initializer_list<std::int64_t> shape,
+             Device device = {})
+      : TensorView(static_cast<void*>(nullptr), dtype, shape, device) {}
   /// A view with explicit strides, as many as dimensions.
   static TensorView strided(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                             std::initializer_list<std::int64_t> strides, Device device = {});

@@ -24,8 +24,8 @@ std::string concat(const Values&... values) {
 
 /// Throws Error(ErrorCode::code) with the joined values unless `condition` holds. The values are
 /// evaluated on failure only; they say what was given and what is legal.
-#define DISTMOE_CHECK(condition, code, ...)                                                     \
-  do {                                                                                          \
-    if (!(condition)) [[unlikely]]                                                              \
-      ::distmoe::throw_error(::distmoe::ErrorCode::code, ::distmoe::concat(__VA_ARGS__));       \
+#define DISTMOE_CHECK(condition, code, ...)                                               \
+  do {                                                                                    \
+    if (!(condition)) [[unlikely]]                                                        \
+      ::distmoe::throw_error(::distmoe::ErrorCode::code, ::distmoe::concat(__VA_ARGS__)); \
   } while (false)

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "core/check.hpp"
+#include "core/checked_math.hpp"
 
 namespace distmoe {
 namespace {
@@ -68,10 +69,13 @@ TensorView from_dlpack(const DLManagedTensor& tensor) {
   if (source.data != nullptr) view.data = static_cast<std::byte*>(source.data) + source.byte_offset;
   std::int64_t stride = 1;
   for (int dim = source.ndim - 1; dim >= 0; --dim) {
+    DISTMOE_CHECK(source.shape[dim] >= 0, kInvalidArgument, "a DLPack tensor has extent ",
+                  source.shape[dim], " in dimension ", dim);
     view.shape[dim] = source.shape[dim];
     view.strides[dim] = source.strides != nullptr ? source.strides[dim] : stride;
-    stride *= std::max<std::int64_t>(source.shape[dim], 1);
+    stride = checked_mul(stride, std::max<std::int64_t>(source.shape[dim], 1));
   }
+  checked_mul(stride, static_cast<std::int64_t>(size_of(view.dtype)));
   return view;
 }
 

@@ -68,4 +68,9 @@ const Environment& environment() {
 
 std::span<const EnvironmentVariable> environment_variables() { return kVariables; }
 
+std::optional<std::string> environment_value(const EnvironmentVariable& variable) {
+  const char* value = std::getenv(variable.name);
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
 }  // namespace distmoe

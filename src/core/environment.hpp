@@ -3,6 +3,7 @@
 // The only place that reads environment variables; `distmoe info` lists them.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -27,5 +28,8 @@ const Environment& environment();
 
 /// Every variable that the library reads, for `distmoe info` and docs.
 std::span<const EnvironmentVariable> environment_variables();
+
+/// The text that `variable` has now; empty where it is not set.
+std::optional<std::string> environment_value(const EnvironmentVariable& variable);
 
 }  // namespace distmoe

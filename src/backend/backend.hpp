@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a machine has to offer so that the forward sequence (runtime/forward.cpp) runs on it. The CPU
+// backend is the specification of every step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "backend/expert_matrices.hpp"
+#include "distmoe/communicator.hpp"
+#include "distmoe/config.hpp"
+#include "distmoe/error.hpp"
+#include "distmoe/memory_plan.hpp"
+#include "distmoe/tensor.hpp"
+
+namespace distmoe {
+
+/// One forward call of this rank, its arguments checked.
+struct ForwardCall {
+  std::int64_t index = 0;  ///< of the context's calls, from 1
+  std::int64_t num_tokens = 0;
+  TensorView x_TD;
+  TensorView topk_ids_TK;
+  TensorView topk_scores_TK;
+  ExpertMatrices experts;
+  TensorView y_TD;
+  void* stream = nullptr;
+};
+
+/// What a call's routing says about load.
+struct RoutingLoad {
+  std::span<const std::int64_t> rows_per_rank;
+  std::span<const std::int64_t> rows_per_expert;
+};
+
+/// The steps of a call, in the order in which the sequence takes them. Each is collective in the sense
+/// that every rank takes it; where a step throws, all ranks throw in the same step (peer_lost aside).
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  /// Makes this rank's token count and expert ids known to all. With a `refusal`, whose reason the
+  /// peers get instead, it throws on every rank.
+  virtual void publish(const ForwardCall& call, const std::optional<Error>& refusal) = 0;
+  /// Counts and orders the routed rows; throws capacity_exceeded on every rank where the plan of any
+  /// rank has too few rows.
+  virtual void route(const ForwardCall& call) = 0;
+  /// Gathers the rows of x and computes h1 = W13 x and h2 = SwiGLU(h1).
+  virtual void dispatch_w13_swiglu(const ForwardCall& call) = 0;
+  /// Computes h3 = W2 h2 and puts every row where the owner of its token reads it.
+  virtual void w2_scatter(const ForwardCall& call) = 0;
+  /// y = the weighted sum of every token's routes.
+  virtual void combine(const ForwardCall& call) = 0;
+
+  virtual RoutingLoad load() const = 0;
+  /// Bytes that the backend's allocator holds.
+  virtual std::int64_t allocated_bytes() const = 0;
+};
+
+/// Everything that a backend is made of; the communicator is null for a single rank.
+struct BackendSetup {
+  Config config;
+  MemoryPlan plan;
+  std::shared_ptr<Communicator> communicator;
+  Communicator::Timeout timeout{};
+  int num_threads = 1;
+  int rank = 0;
+  int size = 1;
+};
+
+namespace cpu {
+std::unique_ptr<Backend> make_backend(BackendSetup setup);
+}
+
+}  // namespace distmoe

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Steps 4b and 5: results travel back to the owners of the tokens, which sum them in a fixed order.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backend/cpu/cpu_backend.hpp"
+#include "backend/cpu/elementwise.hpp"
+#include "backend/cpu/staging.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+constexpr std::int64_t kCombineGrain = 16;     // tokens
+constexpr std::int64_t kColumnsAtATime = 1024;  // FP32 sums that stay in the first-level cache
+
+using ColumnSums = std::array<float, kColumnsAtATime>;
+
+BF16* output_row(const TensorView& y, std::int64_t token) {
+  return static_cast<BF16*>(y.data) + token * y.strides[0];
+}
+
+}  // namespace
+
+/// per_route: one row a route. Rows of one expert that come from one source lie together.
+void CpuBackend::return_rows() {
+  const std::size_t row_bytes = static_cast<std::size_t>(h3_.width) * sizeof(BF16);
+  const auto send = blocks_of(
+      memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
+      [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
+  const auto receive =
+      blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size, row_bytes,
+                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
+  pool_.run(setup_.size, [&](std::int64_t peer, int) {
+    if (peer == setup_.rank) return;
+    std::byte* next = send[static_cast<std::size_t>(peer)].data();
+    for (std::int64_t expert = 0; expert < routing_.num_local_experts(); ++expert) {
+      const auto source = static_cast<int>(peer);
+      const auto rows =
+          static_cast<std::size_t>(routing_.rows_of(routing_.first_expert() + expert, source));
+      if (rows == 0) continue;
+      std::memcpy(next, h3_.row(routing_.first_row_from(expert, source)), rows * row_bytes);
+      next += rows * row_bytes;
+    }
+  });
+  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+}
+
+/// per_rank: one FP32 row a token that has routes here, summed in k order.
+void CpuBackend::return_partial_sums() {
+  const std::int64_t width = h3_.width;
+  const std::size_t row_bytes = static_cast<std::size_t>(width) * sizeof(float);
+  const auto send = blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
+                              [&](int peer) { return routing_.tokens_from(peer); });
+  const auto receive =
+      blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size, row_bytes,
+                [&](int peer) { return routing_.tokens_to(peer); });
+  const float* score = memory_.buffer_of<float>(buffer_name::kScoreReceive).data();
+  for (int source = 0; source < setup_.size; ++source) {
+    if (source == setup_.rank) continue;
+    auto* sums = reinterpret_cast<float*>(send[static_cast<std::size_t>(source)].data()) - width;
+    std::int64_t last_token = -1;
+    routing_.for_each_local_route(
+        source, ids_[static_cast<std::size_t>(source)],
+        [&](std::int64_t token, std::int64_t, std::int64_t row) {
+          if (token != last_token) {
+            sums += width;
+            std::fill_n(sums, width, 0.0f);
+          }
+          last_token = token;
+          add_scaled(h3_.row(row), *score++, sums, width);
+        });
+  }
+  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+}
+
+void CpuBackend::combine(const ForwardCall& call) {
+  if (setup_.config.combine == Combine::kPerRoute) {
+    sum_routes(call);
+  } else {
+    sum_ranks(call);
+  }
+}
+
+/// y = bf16(sum_k fp32(h3) * score), k in order.
+void CpuBackend::sum_routes(const ForwardCall& call) {
+  const std::int64_t top_k = setup_.config.top_k;
+  const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
+  const auto* returned =
+      reinterpret_cast<const BF16*>(memory_.buffer(buffer_name::kReceiveStaging).data());
+  const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
+  const auto route_row = [&](std::int64_t route) {
+    const std::int64_t row = routing_.row_of_route(route);
+    return routing_.owner(ids[route]) == setup_.rank ? h3_.row(row) : returned + row * h3_.width;
+  };
+  pool_.run_ranges(call.num_tokens, kCombineGrain, [&](std::int64_t begin, std::int64_t end) {
+    ColumnSums sums;
+    for (std::int64_t token = begin; token < end; ++token) {
+      for (std::int64_t column = 0; column < h3_.width; column += kColumnsAtATime) {
+        const std::int64_t count = std::min(kColumnsAtATime, h3_.width - column);
+        std::fill_n(sums.data(), count, 0.0f);
+        for (std::int64_t route = token * top_k; route < (token + 1) * top_k; ++route) {
+          if (ids[route] < 0) continue;
+          add_scaled(route_row(route) + column, scores[route], sums.data(), count);
+        }
+        round_with_bias(sums.data(), nullptr, output_row(call.y_TD, token) + column, count);
+      }
+    }
+  });
+}
+
+/// y = bf16(sum over ranks, ascending, of the rank's FP32 sum over its routes).
+void CpuBackend::sum_ranks(const ForwardCall& call) {
+  const std::int64_t top_k = setup_.config.top_k;
+  const std::int64_t width = h3_.width;
+  const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
+  const auto* returned =
+      reinterpret_cast<const float*>(memory_.buffer(buffer_name::kReceiveStaging).data());
+  const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
+  std::vector<std::int64_t> block_begin(static_cast<std::size_t>(setup_.size));
+  for (int peer = 1; peer < setup_.size; ++peer) {
+    block_begin[static_cast<std::size_t>(peer)] =
+        block_begin[static_cast<std::size_t>(peer - 1)] + routing_.tokens_to(peer - 1);
+  }
+  // Column ranges are independent; inside one, the tokens that each peer got are met in its order.
+  pool_.run_ranges(width, kColumnsAtATime, [&](std::int64_t begin, std::int64_t end) {
+    const std::int64_t count = end - begin;
+    std::vector<std::int64_t> next = block_begin;
+    ColumnSums sums;
+    ColumnSums own_sums;
+    for (std::int64_t token = 0; token < call.num_tokens; ++token) {
+      std::fill_n(sums.data(), count, 0.0f);
+      for (int peer = 0; peer < setup_.size; ++peer) {
+        std::fill_n(own_sums.data(), count, 0.0f);
+        bool has_route = false;
+        for (std::int64_t route = token * top_k; route < (token + 1) * top_k; ++route) {
+          if (ids[route] < 0 || routing_.owner(ids[route]) != peer) continue;
+          has_route = true;
+          if (peer != setup_.rank) break;
+          add_scaled(h3_.row(routing_.row_of_route(route)) + begin, scores[route], own_sums.data(),
+                     count);
+        }
+        if (!has_route) continue;
+        const float* partial =
+            peer == setup_.rank
+                ? own_sums.data()
+                : returned + next[static_cast<std::size_t>(peer)]++ * width + begin;
+        add(partial, sums.data(), count);
+      }
+      round_with_bias(sums.data(), nullptr, output_row(call.y_TD, token) + begin, count);
+    }
+  });
+}
+
+}  // namespace distmoe::cpu

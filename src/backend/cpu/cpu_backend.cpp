@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/cpu_backend.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/check.hpp"
+#include "plan/capacity_rows.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+RoutingBuffers routing_buffers(const ContextMemory& memory) {
+  return {.row_origin = memory.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
+          .received_row = memory.buffer_of<std::int32_t>(buffer_name::kReceivedRow),
+          .row_of_route = memory.buffer_of<std::int64_t>(buffer_name::kRowOfRoute),
+          .counts = memory.buffer_of<std::int64_t>(buffer_name::kRowCounts),
+          .expert_begin = memory.buffer_of<std::int64_t>(buffer_name::kExpertBegin)};
+}
+
+/// A token that names an expert twice in any rank's ids.
+bool has_duplicates(std::span<const RankIds> ids, std::int64_t top_k) {
+  for (const RankIds& rank : ids) {
+    for (std::int64_t token = 0; token < rank.num_tokens; ++token) {
+      const std::int32_t* row = rank.ids + token * top_k;
+      for (std::int64_t k = 1; k < top_k; ++k) {
+        if (row[k] >= 0 && std::find(row, row + k, row[k]) != row + k) return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+CpuBackend::CpuBackend(BackendSetup setup)
+    : setup_(std::move(setup)),
+      memory_(setup_.plan),
+      pool_(setup_.num_threads),
+      capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
+      headers_(memory_.buffer_of<CallHeader>(buffer_name::kCallHeaders)
+                   .first(static_cast<std::size_t>(setup_.size))),
+      ids_(static_cast<std::size_t>(setup_.size)),
+      routing_(setup_.config.num_experts, setup_.config.top_k, setup_.rank, setup_.size,
+               routing_buffers(memory_)),
+      rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
+  const CpuWorkspaceLayout layout(setup_.config);
+  const std::span<std::byte> workspace = memory_.buffer(buffer_name::kWorkspace);
+  for (int worker = 0; worker < pool_.num_threads(); ++worker) {
+    workspaces_.emplace_back(workspace.data() + worker * layout.bytes, layout);
+  }
+}
+
+void CpuBackend::route(const ForwardCall& call) {
+  routing_.count(ids_);
+  for (std::int64_t expert = 0; expert < setup_.config.num_experts; ++expert) {
+    std::int64_t rows = 0;
+    for (int source = 0; source < setup_.size; ++source) rows += routing_.rows_of(expert, source);
+    rows_per_expert_[static_cast<std::size_t>(expert)] = rows;
+  }
+  const auto rows = routing_.rows_per_rank();
+  const auto fullest = std::ranges::max_element(rows);
+  DISTMOE_CHECK(*fullest <= capacity_rows_, kCapacityExceeded, "call ", call.index,
+                " routes more rows to rank ", fullest - rows.begin(), " than the memory plan has: ",
+                *fullest, " required, ", capacity_rows_, " available (this is rank ", setup_.rank,
+                "); a larger device_scratch_capacity_factor plans for more",
+                setup_.config.distinct_experts && has_duplicates(ids_, setup_.config.top_k)
+                    ? "; a token names an expert twice, which distinct_experts = false plans for"
+                    : "");
+  routing_.order(ids_);
+
+  const LayerBytes<> bytes{layer_dims(setup_.config)};
+  const LayerRegions regions = bytes.scratch_regions(routing_.num_rows());
+  std::byte* base = memory_.scratch().data();
+  const auto rows_at = [&](std::int64_t offset, std::int64_t width) {
+    return DenseRows{reinterpret_cast<BF16*>(base + offset), width};
+  };
+  x_ = rows_at(0, setup_.config.hidden_dim);
+  h1_ = rows_at(regions.x, 2 * setup_.config.intermediate_dim);
+  h2_ = rows_at(regions.x + regions.h1, setup_.config.intermediate_dim);
+  h3_ = x_;
+}
+
+RoutingLoad CpuBackend::load() const { return {routing_.rows_per_rank(), rows_per_expert_}; }
+
+std::unique_ptr<Backend> make_backend(BackendSetup setup) {
+  return std::make_unique<CpuBackend>(std::move(setup));
+}
+
+}  // namespace distmoe::cpu

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Step 3a: the rows of x reach the ranks of their experts. A token crosses to a rank once, however
+// many of its experts are there.
+#include <algorithm>
+#include <cstring>
+
+#include "backend/cpu/cpu_backend.hpp"
+#include "backend/cpu/staging.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+constexpr std::int64_t kGatherGrain = 64;
+
+const BF16* row_of(const TensorView& rows, std::int64_t index) {
+  return static_cast<const BF16*>(rows.data) + index * rows.strides[0];
+}
+
+}  // namespace
+
+void CpuBackend::exchange_rows(const ForwardCall& call) {
+  const std::size_t row_bytes = static_cast<std::size_t>(setup_.config.hidden_dim) * sizeof(BF16);
+  const auto send = blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
+                              [&](int peer) { return routing_.tokens_to(peer); });
+  const auto receive =
+      blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size, row_bytes,
+                [&](int peer) { return routing_.tokens_from(peer); });
+
+  std::vector<std::byte*> next(static_cast<std::size_t>(setup_.size));
+  std::ranges::transform(send, next.begin(), [](const auto& block) { return block.data(); });
+  std::vector<std::int64_t> last_token(static_cast<std::size_t>(setup_.size), -1);
+  const RankIds& own = ids_[static_cast<std::size_t>(setup_.rank)];
+  for (std::int64_t token = 0; token < own.num_tokens; ++token) {
+    for (std::int64_t k = 0; k < setup_.config.top_k; ++k) {
+      const std::int32_t expert = own.ids[token * setup_.config.top_k + k];
+      if (expert < 0) continue;
+      const auto peer = static_cast<std::size_t>(routing_.owner(expert));
+      if (peer == static_cast<std::size_t>(setup_.rank) || last_token[peer] == token) continue;
+      last_token[peer] = token;
+      std::memcpy(next[peer], row_of(call.x_TD, token), row_bytes);
+      next[peer] += row_bytes;
+    }
+  }
+  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+}
+
+void CpuBackend::exchange_scores(const ForwardCall& call) {
+  const auto send = blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
+                              [&](int peer) {
+                                return peer == setup_.rank ? 0 : routing_.routes_to(peer);
+                              });
+  const auto receive = blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size,
+                                 sizeof(float), [&](int peer) {
+                                   return peer == setup_.rank ? 0 : routing_.routes_from(peer);
+                                 });
+  std::vector<float*> next;
+  for (const auto& block : send) next.push_back(reinterpret_cast<float*>(block.data()));
+  const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
+  const RankIds& own = ids_[static_cast<std::size_t>(setup_.rank)];
+  for (std::int64_t route = 0; route < call.num_tokens * setup_.config.top_k; ++route) {
+    if (own.ids[route] < 0) continue;
+    const auto peer = static_cast<std::size_t>(routing_.owner(own.ids[route]));
+    if (peer != static_cast<std::size_t>(setup_.rank)) *next[peer]++ = scores[route];
+  }
+  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+}
+
+void CpuBackend::gather_rows(const ForwardCall& call) {
+  const auto* received =
+      reinterpret_cast<const BF16*>(memory_.buffer(buffer_name::kReceiveStaging).data());
+  const auto width = static_cast<std::size_t>(x_.width);
+  const std::span<const RowOrigin> origins = routing_.row_origin();
+  pool_.run_ranges(routing_.num_rows(), kGatherGrain, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const std::int64_t index = routing_.received_row(row);
+      const BF16* source = origins[static_cast<std::size_t>(row)].source == setup_.rank
+                               ? row_of(call.x_TD, index)
+                               : received + index * x_.width;
+      std::memcpy(x_.row(row), source, width * sizeof(BF16));
+    }
+  });
+}
+
+}  // namespace distmoe::cpu

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/elementwise.hpp"
+
+#include <algorithm>
+#include <bit>
+
+#include "backend/cpu/simd.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+/// exp(x) within 2 units in the last place; exact limits: 0 far below, Inf far above, NaN for NaN.
+/// x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 split in two (Cody and Waite), exp(r) by its Taylor
+/// polynomial of degree 7 (remainder under 2^-27), 2^n applied in two factors so that neither
+/// overflows. Branch free, so that loops over it vectorise.
+inline float exp_fp32(float x) {
+  constexpr float kLog2E = 1.44269504088896341f;
+  constexpr float kLn2High = 0.693359375f;
+  constexpr float kLn2Low = -2.12194440e-4f;
+  constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23
+  const float at_most = x > 89.0f ? 89.0f : x;
+  const float bounded = at_most < -104.0f ? -104.0f : at_most;
+  const float shifted = bounded * kLog2E + kRoundToInteger;
+  const float n = shifted - kRoundToInteger;
+  const float r = (bounded - n * kLn2High) - n * kLn2Low;
+  float poly = 1.0f / 5040.0f;
+  poly = poly * r + 1.0f / 720.0f;
+  poly = poly * r + 1.0f / 120.0f;
+  poly = poly * r + 1.0f / 24.0f;
+  poly = poly * r + 1.0f / 6.0f;
+  poly = poly * r + 0.5f;
+  poly = poly * r + 1.0f;
+  poly = poly * r + 1.0f;
+  // The integer n lies in the low bits of the sum; where x is NaN they are meaningless, and the
+  // bound keeps the scales finite while poly keeps the NaN.
+  const std::int32_t integer =
+      std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kRoundToInteger);
+  const std::int32_t at_least = integer < -151 ? -151 : integer;
+  const std::int32_t exponent = at_least > 129 ? 129 : at_least;
+  const std::int32_t half = exponent / 2;
+  const float scale_a = std::bit_cast<float>((half + 127) << 23);
+  const float scale_b = std::bit_cast<float>((exponent - half + 127) << 23);
+  return poly * scale_a * scale_b;
+}
+
+inline float sigmoid(float z) { return 1.0f / (1.0f + exp_fp32(-z)); }
+
+}  // namespace
+
+DISTMOE_SIMD_CLONES
+void round_with_bias(const float* acc, const float* bias, BF16* out, std::int64_t n) {
+  if (bias == nullptr) {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(acc[i]);
+  } else {
+    for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(acc[i] + bias[i]);
+  }
+}
+
+DISTMOE_SIMD_CLONES
+void swiglu(const BF16* gate, const BF16* up, BF16* h2, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = to_float(gate[i]);
+    h2[i] = to_bf16(g * sigmoid(g) * to_float(up[i]));
+  }
+}
+
+DISTMOE_SIMD_CLONES
+void swiglu_clamped(const BF16* gate, const BF16* up, BF16* h2, std::int64_t n, float alpha,
+                    float limit) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = to_float(gate[i]);
+    const float u = to_float(up[i]);
+    // A NaN fails each comparison and so stays.
+    const float g_bounded = g > limit ? limit : g;
+    const float u_upper = u > limit ? limit : u;
+    const float u_bounded = u_upper < -limit ? -limit : u_upper;
+    h2[i] = to_bf16(g_bounded * sigmoid(alpha * g_bounded) * (u_bounded + 1.0f));
+  }
+}
+
+DISTMOE_SIMD_CLONES
+void add_scaled(const BF16* row, float score, float* acc, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) acc[i] += to_float(row[i]) * score;
+}
+
+DISTMOE_SIMD_CLONES
+void add(const float* row, float* acc, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) acc[i] += row[i];
+}
+
+DISTMOE_SIMD_CLONES
+void transpose(const float* tile, std::int64_t tile_stride, float* rows, std::int64_t num_rows,
+               std::int64_t num_columns) {
+  // Blocks of 16 x 16 keep both sides in whole cache lines.
+  constexpr std::int64_t kBlock = 16;
+  for (std::int64_t m0 = 0; m0 < num_rows; m0 += kBlock) {
+    const std::int64_t m1 = std::min(num_rows, m0 + kBlock);
+    for (std::int64_t c0 = 0; c0 < num_columns; c0 += kBlock) {
+      const std::int64_t c1 = std::min(num_columns, c0 + kBlock);
+      if (m1 - m0 == kBlock && c1 - c0 == kBlock) {
+        float block[kBlock][kBlock];
+        for (std::int64_t c = 0; c < kBlock; ++c) {
+          for (std::int64_t m = 0; m < kBlock; ++m) {
+            block[m][c] = tile[(c0 + c) * tile_stride + m0 + m];
+          }
+        }
+        for (std::int64_t m = 0; m < kBlock; ++m) {
+          for (std::int64_t c = 0; c < kBlock; ++c) {
+            rows[(m0 + m) * num_columns + c0 + c] = block[m][c];
+          }
+        }
+      } else {
+        for (std::int64_t m = m0; m < m1; ++m) {
+          for (std::int64_t c = c0; c < c1; ++c) {
+            rows[m * num_columns + c] = tile[c * tile_stride + m];
+          }
+        }
+      }
+    }
+  }
+}
+
+DISTMOE_SIMD_CLONES
+void widen(const BF16* in, float* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_float(in[i]);
+}
+
+}  // namespace distmoe::cpu

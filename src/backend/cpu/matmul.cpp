@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/matmul.hpp"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <mutex>
+#include <oneapi/dnnl/dnnl.hpp>
+
+#include "backend/cpu/elementwise.hpp"
+#include "core/check.hpp"
+#include "core/environment.hpp"
+#include "core/log.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+using dnnl::memory;
+
+// NOTE: with few rows the weights, as the large operand, are packed by the library at every call:
+// 1.2 times the time at 128 rows. Swapped, so that the rows are packed instead, the product streams
+// the weights once (oneDNN 2.6.3, Zen 4, [128 x 2048] x [2048 x 768]: 199 -> 217 GFLOP/s). At 16 rows
+// and fewer the vector registers of the swapped form stay partly empty (128 against 88 GFLOP/s).
+constexpr std::int64_t kFewRows = 16;
+
+// NOTE: every distinct number of rows makes the library generate code, 90 KB of it at [256 x 2048];
+// its default of 1024 cached products could hold 90 MB.
+constexpr int kCachedProducts = 256;
+
+const dnnl::engine& engine() {
+  static const dnnl::engine instance = [] {
+    dnnl::set_primitive_cache_capacity(kCachedProducts);
+    return dnnl::engine(dnnl::engine::kind::cpu, 0);
+  }();
+  return instance;
+}
+
+dnnl::stream& stream_of_this_thread() {
+  thread_local dnnl::stream instance(engine());
+  return instance;
+}
+
+dnnl::matmul::primitive_desc describe_product(const memory::desc& a, const memory::desc& b,
+                                              const memory::desc& c) {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR >= 3
+  return dnnl::matmul::primitive_desc(engine(), a, b, c, attributes);
+#else
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine());
+#endif
+}
+
+/// Runs with the workspace's scratchpad, or with a temporary one where the library wants more.
+void execute(const dnnl::matmul::primitive_desc& product, const memory& a, const memory& b,
+             const memory& c, const Workspace& workspace) {
+  const memory::desc scratch_desc = product.scratchpad_desc();
+  const bool fits = scratch_desc.get_size() <= static_cast<std::size_t>(kCpuLibraryScratchBytes);
+  if (!fits) {
+    static std::once_flag once;
+    std::call_once(once, [&] {
+      log(LogLevel::kWarning,
+          concat("the matrix library asks for ", scratch_desc.get_size(), " bytes of scratch; the ",
+                 "memory plan has ", kCpuLibraryScratchBytes, ": it is allocated at every call"));
+    });
+  }
+  const memory scratch = fits ? memory(scratch_desc, engine(), workspace.library_scratch)
+                              : memory(scratch_desc, engine());
+  dnnl::stream& stream = stream_of_this_thread();
+  dnnl::matmul(product).execute(stream, {{DNNL_ARG_SRC, a},
+                                         {DNNL_ARG_WEIGHTS, b},
+                                         {DNNL_ARG_DST, c},
+                                         {DNNL_ARG_SCRATCHPAD, scratch}});
+  stream.wait();
+}
+
+/// While it lives, the matrix library stays on the calling thread. oneDNN asks the OpenMP runtime that
+/// it was built with, whose setting is the thread's own and may be the caller's: it is put back.
+class SingleThreaded {
+ public:
+  SingleThreaded() {
+    if (set_num_threads() == nullptr || get_max_threads() == nullptr) return;
+    previous_ = get_max_threads()();
+    if (previous_ != 1) set_num_threads()(1);
+  }
+  ~SingleThreaded() {
+    if (previous_ > 1) set_num_threads()(previous_);
+  }
+  SingleThreaded(const SingleThreaded&) = delete;
+  SingleThreaded& operator=(const SingleThreaded&) = delete;
+
+ private:
+  using SetNumThreads = void (*)(int);
+  using GetMaxThreads = int (*)();
+  static SetNumThreads set_num_threads() {
+    static const auto function =
+        reinterpret_cast<SetNumThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+    return function;
+  }
+  static GetMaxThreads get_max_threads() {
+    static const auto function =
+        reinterpret_cast<GetMaxThreads>(dlsym(RTLD_DEFAULT, "omp_get_max_threads"));
+    return function;
+  }
+
+  int previous_ = 0;
+};
+
+struct Operand {
+  const void* data;
+  std::int64_t num_rows;
+  std::int64_t row_stride;
+};
+
+/// out[i * b.num_rows + j] = sum_k a(i, k) * b(j, k).
+void multiply_transposed(memory::data_type type, const Operand& a, const Operand& b,
+                         std::int64_t depth, float* out, const Workspace& workspace) {
+  const memory::desc a_desc({a.num_rows, depth}, type, {a.row_stride, 1});
+  const memory::desc b_desc({depth, b.num_rows}, type, {1, b.row_stride});
+  const memory::desc out_desc({a.num_rows, b.num_rows}, memory::data_type::f32, {b.num_rows, 1});
+  const auto view = [](const memory::desc& desc, const void* data) {
+    return memory(desc, engine(), const_cast<void*>(data));
+  };
+  execute(describe_product(a_desc, b_desc, out_desc), view(a_desc, a.data), view(b_desc, b.data),
+          view(out_desc, out), workspace);
+}
+
+ProductTile multiply_bf16(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
+                          float* tile_data, const Workspace& workspace) {
+  const Operand x{rows.data, rows.num_rows, rows.row_stride};
+  const Operand w{weights.data, weights.num_rows, weights.row_stride};
+  const bool columns_first = rows.num_rows > kFewRows;
+  multiply_transposed(memory::data_type::bf16, columns_first ? w : x, columns_first ? x : w, depth,
+                      tile_data, workspace);
+  return {tile_data, rows.num_rows, weights.num_rows, columns_first};
+}
+
+Operand widen_rows(const MatrixView& matrix, std::int64_t first, std::int64_t count,
+                   std::int64_t depth, float* out) {
+  for (std::int64_t row = 0; row < count; ++row) {
+    widen(matrix.data + (first + row) * matrix.row_stride, out + row * depth, depth);
+  }
+  return {out, count, depth};
+}
+
+/// The same in FP32: blocks of kCpuWidenedColumns weights times blocks of kCpuWidenedRows rows, each
+/// product into its own part of the tile.
+ProductTile multiply_f32(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
+                         float* tile_data, const Workspace& workspace) {
+  for (std::int64_t m = 0; m < rows.num_rows; m += kCpuWidenedRows) {
+    const std::int64_t num_m = std::min(kCpuWidenedRows, rows.num_rows - m);
+    const Operand x = widen_rows(rows, m, num_m, depth, workspace.widened_rows);
+    for (std::int64_t n = 0; n < weights.num_rows; n += kCpuWidenedColumns) {
+      const std::int64_t num_n = std::min(kCpuWidenedColumns, weights.num_rows - n);
+      const Operand w = widen_rows(weights, n, num_n, depth, workspace.widened_columns);
+      multiply_transposed(memory::data_type::f32, x, w, depth, workspace.rows, workspace);
+      for (std::int64_t row = 0; row < num_m; ++row) {
+        std::copy_n(workspace.rows + row * num_n, num_n,
+                    tile_data + (m + row) * weights.num_rows + n);
+      }
+    }
+  }
+  return {tile_data, rows.num_rows, weights.num_rows, false};
+}
+
+MatmulKind choose_kind() {
+  const std::string& forced = environment().cpu_matmul;
+  if (!forced.empty()) return forced == "bf16" ? MatmulKind::kBF16 : MatmulKind::kF32;
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") ? MatmulKind::kBF16 : MatmulKind::kF32;
+#else
+  return MatmulKind::kF32;
+#endif
+}
+
+const char* instruction_set() {
+  switch (dnnl::get_effective_cpu_isa()) {
+    case dnnl::cpu_isa::sse41: return "sse41";
+    case dnnl::cpu_isa::avx: return "avx";
+    case dnnl::cpu_isa::avx2: return "avx2";
+    case dnnl::cpu_isa::avx2_vnni: return "avx2_vnni";
+    case dnnl::cpu_isa::avx512_core: return "avx512_core";
+    case dnnl::cpu_isa::avx512_core_vnni: return "avx512_core_vnni";
+    case dnnl::cpu_isa::avx512_core_bf16: return "avx512_core_bf16";
+    case dnnl::cpu_isa::avx512_core_amx: return "avx512_core_amx";
+    default: return "the processor's own";
+  }
+}
+
+}  // namespace
+
+Workspace::Workspace(std::byte* base, const CpuWorkspaceLayout& layout)
+    : tile(reinterpret_cast<float*>(base + layout.tile)),
+      rows(reinterpret_cast<float*>(base + layout.rows)),
+      bias(reinterpret_cast<float*>(base + layout.bias)),
+      library_scratch(base + layout.library_scratch),
+      widened_rows(reinterpret_cast<float*>(base + layout.widened_rows)),
+      widened_columns(reinterpret_cast<float*>(base + layout.widened_columns)) {}
+
+const float* rows_of(const ProductTile& tile, std::int64_t first_row, std::int64_t count,
+                     float* buffer) {
+  if (!tile.columns_first) return tile.data + first_row * tile.num_columns;
+  transpose(tile.data + first_row, tile.num_rows, buffer, count, tile.num_columns);
+  return buffer;
+}
+
+MatmulKind matmul_kind() {
+  static const MatmulKind kind = choose_kind();
+  return kind;
+}
+
+std::string describe_matmul() {
+  const dnnl_version_t* version = dnnl_version();
+  return concat("oneDNN ", version->major, '.', version->minor, '.', version->patch, ", ",
+                matmul_kind() == MatmulKind::kBF16 ? "BF16" : "FP32", " operands (",
+                instruction_set(), ")");
+}
+
+ProductTile multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
+                     float* tile_data, const Workspace& workspace) {
+  const SingleThreaded single_threaded;
+  try {
+    return matmul_kind() == MatmulKind::kBF16
+               ? multiply_bf16(rows, weights, depth, tile_data, workspace)
+               : multiply_f32(rows, weights, depth, tile_data, workspace);
+  } catch (const dnnl::error& error) {
+    const bool out_of_memory = error.status == dnnl_out_of_memory;
+    throw_error(out_of_memory ? ErrorCode::kOutOfMemory : ErrorCode::kInternal,
+                concat("the matrix library failed on a product of ", rows.num_rows, " x ",
+                       weights.num_rows, " x ", depth, ": ", error.what()));
+  }
+}
+
+}  // namespace distmoe::cpu

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Step 1: every rank learns the token counts and expert ids of all ranks.
+#include <algorithm>
+
+#include "backend/cpu/cpu_backend.hpp"
+#include "comm/agreement.hpp"
+#include "core/check.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+/// ids are checked: -1 or [0, E), E fits 32 bits.
+template <typename Id>
+void narrow_ids(const TensorView& ids, std::int32_t* out) {
+  const auto* data = static_cast<const Id*>(ids.data);
+  for (std::int64_t token = 0; token < ids.shape[0]; ++token) {
+    for (std::int64_t k = 0; k < ids.shape[1]; ++k) {
+      *out++ = static_cast<std::int32_t>(data[token * ids.strides[0] + k * ids.strides[1]]);
+    }
+  }
+}
+
+void copy_scores(const TensorView& scores, float* out) {
+  for (std::int64_t token = 0; token < scores.shape[0]; ++token) {
+    for (std::int64_t k = 0; k < scores.shape[1]; ++k) {
+      const std::int64_t offset = token * scores.strides[0] + k * scores.strides[1];
+      *out++ = scores.dtype == DType::kF32 ? static_cast<const float*>(scores.data)[offset]
+                                           : to_float(static_cast<const BF16*>(scores.data)[offset]);
+    }
+  }
+}
+
+}  // namespace
+
+void CpuBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
+  exchange_headers(call, refusal);
+  exchange_ids(call);
+  copy_scores(call.topk_scores_TK, memory_.buffer_of<float>(buffer_name::kScores).data());
+}
+
+void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal) {
+  CallHeader& mine = headers_[static_cast<std::size_t>(setup_.rank)];
+  mine = {.index = call.index,
+          .num_tokens = call.num_tokens,
+          .kind = CallKind::kForward,
+          .refusal = to_refusal(refusal)};
+  if (!is_single()) {
+    all_gather(communicator(), CallHeader(mine), headers_, setup_.timeout);
+  }
+  std::vector<Refusal> refusals;
+  for (int peer = 0; peer < setup_.size; ++peer) {
+    const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
+    DISTMOE_CHECK(header.index == call.index && header.kind == mine.kind, kPeerMismatch, "rank ",
+                  peer, " is in its call ", header.index, " of this context while rank ",
+                  setup_.rank, " is in call ", call.index,
+                  "; every rank makes the same calls in the same order");
+    refusals.push_back(header.refusal);
+  }
+  throw_if_refused(refusals, setup_.rank, refusal, concat("call ", call.index));
+}
+
+void CpuBackend::exchange_ids(const ForwardCall& call) {
+  std::span<std::int32_t> next = memory_.buffer_of<std::int32_t>(buffer_name::kIds);
+  const auto size = static_cast<std::size_t>(setup_.size);
+  const auto rank = static_cast<std::size_t>(setup_.rank);
+  std::vector<std::span<std::byte>> receive(size);
+  for (std::size_t peer = 0; peer < size; ++peer) {
+    const std::int64_t tokens = headers_[peer].num_tokens;
+    const auto count = static_cast<std::size_t>(tokens * setup_.config.top_k);
+    ids_[peer] = {next.data(), tokens};
+    receive[peer] = std::as_writable_bytes(next.first(count));
+    next = next.subspan(count);
+  }
+  auto* own = reinterpret_cast<std::int32_t*>(receive[rank].data());
+  if (call.topk_ids_TK.dtype == DType::kI64) {
+    narrow_ids<std::int64_t>(call.topk_ids_TK, own);
+  } else {
+    narrow_ids<std::int32_t>(call.topk_ids_TK, own);
+  }
+  if (is_single()) return;
+  std::vector<std::span<const std::byte>> send(size, receive[rank]);
+  send[rank] = {};
+  receive[rank] = {};
+  communicator().alltoallv(send, receive, setup_.timeout);
+}
+
+}  // namespace distmoe::cpu

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "layout/context_buffers.hpp"
+#include "layout/refusal.hpp"
+
+namespace distmoe {
+
+enum class CallKind : std::int32_t { kForward = 1 };
+
+/// What a rank tells its peers about a call before any data moves.
+struct CallHeader {
+  std::int64_t index = 0;  ///< of the context's calls, from 1
+  std::int64_t num_tokens = 0;
+  CallKind kind = CallKind::kForward;
+  Refusal refusal;
+};
+static_assert(sizeof(CallHeader) == kCallHeaderBytes);
+
+}  // namespace distmoe

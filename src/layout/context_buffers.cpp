@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layout/context_buffers.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "core/checked_math.hpp"
+#include "layout/cpu_workspace.hpp"
+#include "layout/row_origin.hpp"
+
+namespace distmoe {
+namespace {
+
+constexpr std::int64_t kBF16Bytes = 2;
+constexpr std::int64_t kFloatBytes = 4;
+constexpr std::int64_t kInt32Bytes = 4;
+constexpr std::int64_t kInt64Bytes = 8;
+
+void add_buffer(std::vector<PlanBuffer>& buffers, const std::string& name, std::int64_t bytes) {
+  buffers.push_back({name, bytes});
+}
+
+/// Dispatch and combine take turns in one pair of staging buffers.
+std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t ep_size,
+                                              std::int64_t total_rows) {
+  std::vector<PlanBuffer> buffers;
+  if (ep_size == 1) return buffers;
+  const std::int64_t tokens = config.max_tokens;
+  const std::int64_t routes = checked_mul(tokens, config.top_k);
+  // A token crosses to a rank once, however many of its experts are there.
+  const std::int64_t sent = checked_mul(tokens, std::min(config.top_k, ep_size - 1));
+  const std::int64_t received = std::min(total_rows, checked_mul(tokens, ep_size - 1));
+  const bool per_rank = config.combine == Combine::kPerRank;
+  const std::int64_t row_bytes = checked_mul(config.hidden_dim, kBF16Bytes);
+  const std::int64_t combine_row_bytes =
+      checked_mul(config.hidden_dim, per_rank ? kFloatBytes : kBF16Bytes);
+  const std::int64_t combine_sent = per_rank ? received : total_rows;
+  const std::int64_t combine_received = per_rank ? sent : routes;
+  add_buffer(buffers, buffer_name::kSendStaging,
+             align_up(std::max(checked_mul(sent, row_bytes),
+                               checked_mul(combine_sent, combine_row_bytes))));
+  add_buffer(buffers, buffer_name::kReceiveStaging,
+             align_up(std::max(checked_mul(received, row_bytes),
+                               checked_mul(combine_received, combine_row_bytes))));
+  if (per_rank) {
+    add_buffer(buffers, buffer_name::kScoreSend, align_up(checked_mul(routes, kFloatBytes)));
+    add_buffer(buffers, buffer_name::kScoreReceive, align_up(checked_mul(total_rows, kFloatBytes)));
+  }
+  return buffers;
+}
+
+/// What a call keeps of its routing.
+std::vector<PlanBuffer> call_metadata(const Config& config, std::int64_t ep_size,
+                                      std::int64_t total_rows, std::int64_t num_local_experts) {
+  std::vector<PlanBuffer> set;
+  const std::int64_t routes = checked_mul(config.max_tokens, config.top_k);
+  const auto add = [&](const char* name, std::int64_t count, std::int64_t element_bytes) {
+    add_buffer(set, name, align_up(checked_mul(count, element_bytes)));
+  };
+  add(buffer_name::kIds, checked_mul(ep_size, routes), kInt32Bytes);
+  add(buffer_name::kScores, routes, kFloatBytes);
+  add(buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
+  add(buffer_name::kReceivedRow, total_rows, kInt32Bytes);
+  add(buffer_name::kRowOfRoute, routes, kInt64Bytes);
+  add(buffer_name::kRowCounts, checked_mul(config.num_experts, ep_size), kInt64Bytes);
+  add(buffer_name::kExpertBegin, checked_add(num_local_experts, 1), kInt64Bytes);
+  return set;
+}
+
+}  // namespace
+
+ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,
+                               std::int64_t total_rows, std::int64_t num_local_experts_max) {
+  ContextBuffers buffers;
+  buffers.communication = communication_buffers(config, ep_size, total_rows);
+  buffers.metadata = call_metadata(config, ep_size, total_rows, num_local_experts_max);
+  if (!config.inference) {
+    const std::int64_t saved_calls =
+        checked_mul(config.num_activation_slots, config.max_moe_layers_per_activation_slot);
+    const std::size_t set_size = buffers.metadata.size();
+    for (std::size_t i = 0; i < set_size; ++i) {
+      const PlanBuffer& forward_only = buffers.metadata[i];
+      add_buffer(buffers.metadata, "saved " + forward_only.name,
+                 checked_mul(saved_calls, forward_only.bytes));
+    }
+  }
+  add_buffer(buffers.control, buffer_name::kCallHeaders, checked_mul(ep_size, kCallHeaderBytes));
+  add_buffer(buffers.control, buffer_name::kErrorRecord, kErrorRecordBytes);
+  add_buffer(buffers.workspace, buffer_name::kWorkspace,
+             checked_mul(std::max(target.num_threads, 1), CpuWorkspaceLayout(config).bytes));
+  return buffers;
+}
+
+}  // namespace distmoe

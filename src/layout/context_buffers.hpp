@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The buffers of a context outside slots and scratch: the memory plan lists them, the run-time
+// allocates them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "distmoe/config.hpp"
+#include "distmoe/memory_plan.hpp"
+
+namespace distmoe {
+
+/// What ranks tell each other about a call before any data, and the record of its first error.
+inline constexpr std::int64_t kCallHeaderBytes = 1024;
+inline constexpr std::int64_t kErrorRecordBytes = 1024;
+
+/// Names of the buffers, by which the run-time finds them.
+namespace buffer_name {
+inline constexpr const char* kSendStaging = "send staging";
+inline constexpr const char* kReceiveStaging = "receive staging";
+inline constexpr const char* kScoreSend = "score send";
+inline constexpr const char* kScoreReceive = "score receive";
+inline constexpr const char* kIds = "ids of all ranks";
+inline constexpr const char* kScores = "scores";
+inline constexpr const char* kRowOrigin = "row origins";
+inline constexpr const char* kReceivedRow = "received row of a row";
+inline constexpr const char* kRowOfRoute = "row of a route";
+inline constexpr const char* kRowCounts = "row counts";
+inline constexpr const char* kExpertBegin = "expert offsets";
+inline constexpr const char* kCallHeaders = "call headers";
+inline constexpr const char* kErrorRecord = "error record";
+inline constexpr const char* kWorkspace = "matrix workspace";
+}  // namespace buffer_name
+
+/// Every buffer is a multiple of 128 bytes.
+struct ContextBuffers {
+  std::vector<PlanBuffer> communication;
+  std::vector<PlanBuffer> metadata;
+  std::vector<PlanBuffer> control;
+  std::vector<PlanBuffer> workspace;
+};
+
+/// The buffers of one of `ep_size` ranks whose plan takes `total_rows` received rows (padding not
+/// counted) and whose largest rank owns `num_local_experts_max` experts. `config` is valid. Throws
+/// invalid_argument for sizes beyond 64 bits.
+ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,
+                               std::int64_t total_rows, std::int64_t num_local_experts_max);
+
+}  // namespace distmoe

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan/slot_ledger.hpp"
+
+#include <algorithm>
+
+#include "core/check.hpp"
+
+namespace distmoe {
+
+SlotLedger::SlotLedger(std::int64_t num_slots, std::int64_t max_layers)
+    : max_layers_(max_layers), slots_(static_cast<std::size_t>(num_slots)) {
+  for (Slot& slot : slots_) {
+    slot.num_layers = max_layers;
+    slot.live_serials.reserve(static_cast<std::size_t>(max_layers));
+  }
+}
+
+std::int64_t SlotLedger::num_live(std::int64_t slot) const {
+  return static_cast<std::int64_t>(slots_[static_cast<std::size_t>(slot)].live_serials.size());
+}
+
+std::int64_t SlotLedger::slot_layers(std::int64_t slot) const {
+  return slots_[static_cast<std::size_t>(slot)].num_layers;
+}
+
+void SlotLedger::select(std::int64_t slot, std::int64_t num_layers) {
+  if (slots_.empty()) return;
+  DISTMOE_CHECK(slot >= 0 && slot < static_cast<std::int64_t>(slots_.size()), kInvalidArgument,
+                "activation slot ", slot, " does not exist; legal is 0 to ", slots_.size() - 1);
+  DISTMOE_CHECK(num_layers >= 1 && num_layers <= max_layers_, kInvalidArgument,
+                "num_moe_layers of activation slot ", slot, " is ", num_layers,
+                "; legal is 1 to max_moe_layers_per_activation_slot, which is ", max_layers_);
+  Slot& chosen = slots_[static_cast<std::size_t>(slot)];
+  const std::int64_t live = num_live(slot);
+  DISTMOE_CHECK(live == 0 || (num_layers >= live && num_layers <= chosen.num_layers),
+                kInvalidArgument, "num_moe_layers of activation slot ", slot, " is ", num_layers,
+                "; ", live, " forward(s) wait for their backward there, legal is ", live, " to ",
+                chosen.num_layers);
+  chosen.num_layers = num_layers;
+  selected_ = slot;
+}
+
+void SlotLedger::check_usable(std::int64_t slot) const {
+  const std::int64_t abandoned = slots_[static_cast<std::size_t>(slot)].abandoned_layer;
+  DISTMOE_CHECK(abandoned < 0, kInvalidArgument, "activation slot ", slot,
+                " needs reset(): the saved forward of its layer ", abandoned,
+                " was destroyed before its backward");
+}
+
+void SlotLedger::check_forward() const {
+  DISTMOE_CHECK(!slots_.empty(), kInvalidArgument,
+                "this context has no activation slots; an inference context saves nothing");
+  check_usable(selected_);
+  DISTMOE_CHECK(num_live(selected_) < slot_layers(selected_), kInvalidArgument, "activation slot ",
+                selected_, " holds ", num_live(selected_),
+                " forward(s) that wait for their backward; it was selected for ",
+                slot_layers(selected_), ". Run a backward, select another slot or reset()");
+}
+
+SlotTicket SlotLedger::push() {
+  check_forward();
+  Slot& slot = slots_[static_cast<std::size_t>(selected_)];
+  const SlotTicket ticket{selected_, num_live(selected_), slot.num_layers, next_serial_, epoch_};
+  slot.live_serials.push_back(next_serial_);
+  ++next_serial_;
+  return ticket;
+}
+
+void SlotLedger::check_backward(const SlotTicket& ticket) const {
+  DISTMOE_CHECK(ticket.epoch == epoch_, kInvalidArgument, "the saved forward of layer ",
+                ticket.layer, " in activation slot ", ticket.slot,
+                " is from before a reset(); its activations are gone");
+  check_usable(ticket.slot);
+  const auto& live = slots_[static_cast<std::size_t>(ticket.slot)].live_serials;
+  const auto position = std::ranges::find(live, ticket.serial);
+  DISTMOE_CHECK(position != live.end(), kInvalidArgument, "the forward of layer ", ticket.layer,
+                " in activation slot ", ticket.slot, " had its backward already");
+  DISTMOE_CHECK(position + 1 == live.end(), kInvalidArgument, "the forward of layer ", ticket.layer,
+                " in activation slot ", ticket.slot, " is not the last one: layer ",
+                live.size() - 1, " waits for its backward first (a slot is a stack)");
+}
+
+void SlotLedger::pop(const SlotTicket& ticket) {
+  check_backward(ticket);
+  slots_[static_cast<std::size_t>(ticket.slot)].live_serials.pop_back();
+}
+
+void SlotLedger::abandon(const SlotTicket& ticket) noexcept {
+  if (ticket.epoch != epoch_) return;
+  Slot& slot = slots_[static_cast<std::size_t>(ticket.slot)];
+  if (std::ranges::find(slot.live_serials, ticket.serial) == slot.live_serials.end()) return;
+  if (slot.abandoned_layer < 0) slot.abandoned_layer = ticket.layer;
+}
+
+void SlotLedger::reset() noexcept {
+  for (Slot& slot : slots_) {
+    slot.num_layers = max_layers_;
+    slot.live_serials.clear();
+    slot.abandoned_layer = -1;
+  }
+  selected_ = 0;
+  ++epoch_;
+}
+
+}  // namespace distmoe

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/handshake.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "comm/agreement.hpp"
+#include "core/check.hpp"
+#include "core/environment.hpp"
+#include "runtime/config_record.hpp"
+#include "runtime/context_impl.hpp"
+#include "runtime/cores.hpp"
+
+namespace distmoe {
+namespace {
+
+constexpr std::chrono::seconds kDefaultCpuTimeout{300};
+constexpr int kMaxThreads = 1024;
+
+struct CreationRecord {
+  ConfigRecord config;
+  CoreShare cores;
+  Refusal refusal;
+};
+
+/// What this build cannot do, found before anything is allocated.
+void check_supported(const Config& config, const ContextOptions& options) {
+  DISTMOE_CHECK(options.backend == BackendKind::kCpu, kUnsupported,
+                "this build of distmoe has no CUDA backend");
+  DISTMOE_CHECK(config.precision == Precision::kBF16, kUnsupported,
+                "the CPU backend of this version computes in bf16 only");
+  DISTMOE_CHECK(config.max_tokens <= std::numeric_limits<std::int32_t>::max() &&
+                    config.num_experts <= std::numeric_limits<std::int32_t>::max(),
+                kUnsupported, "max_tokens (", config.max_tokens, ") and num_experts (",
+                config.num_experts, ") must be below 2^31");
+  DISTMOE_CHECK(options.num_threads >= 0 && options.num_threads <= kMaxThreads, kInvalidArgument,
+                "num_threads must be 0 (choose) to ", kMaxThreads, ", got ", options.num_threads);
+}
+
+template <typename Body>
+std::optional<Error> error_of(const Body& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error;
+  }
+  return std::nullopt;
+}
+
+std::vector<CreationRecord> exchange(Communicator* communicator, const CreationRecord& mine,
+                                     Communicator::Timeout timeout) {
+  std::vector<CreationRecord> all(communicator ? static_cast<std::size_t>(communicator->size()) : 1,
+                                  mine);
+  if (all.size() > 1) all_gather(*communicator, mine, std::span(all), timeout);
+  return all;
+}
+
+void agree(const std::vector<CreationRecord>& all, int rank, const std::optional<Error>& error) {
+  std::vector<Refusal> refusals;
+  for (const CreationRecord& record : all) refusals.push_back(record.refusal);
+  throw_if_refused(refusals, rank, error, "to create a context");
+}
+
+void check_same_config(const std::vector<CreationRecord>& all) {
+  for (std::size_t peer = 1; peer < all.size(); ++peer) {
+    const std::string difference = first_difference(all[0].config, all[peer].config);
+    DISTMOE_CHECK(difference.empty(), kPeerMismatch, "ranks 0 and ", peer,
+                  " create a context of different configurations: ", difference);
+  }
+}
+
+int choose_num_threads(const std::vector<CreationRecord>& all, int rank,
+                       const ContextOptions& options) {
+  if (options.num_threads > 0) return options.num_threads;
+  if (environment().num_threads > 0) return environment().num_threads;
+  const CoreShare& mine = all[static_cast<std::size_t>(rank)].cores;
+  const auto sharing = std::ranges::count_if(all, [&](const CreationRecord& record) {
+    return record.cores.fingerprint == mine.fingerprint;
+  });
+  return std::clamp(mine.num_cores / static_cast<int>(sharing), 1, kMaxThreads);
+}
+
+}  // namespace
+
+std::unique_ptr<ContextImpl> create_context(const Config& config,
+                                            std::shared_ptr<Communicator> communicator,
+                                            const ContextOptions& options) {
+  const int rank = communicator ? communicator->rank() : 0;
+  const int size = communicator ? communicator->size() : 1;
+  const auto timeout = config.timeout.value_or(kDefaultCpuTimeout);
+
+  CreationRecord mine{.config = record_config(config, options), .cores = cores_of_this_process(),
+                      .refusal = {}};
+  const std::optional<Error> refusal = error_of([&] {
+    plan_memory(config, size);
+    check_supported(config, options);
+  });
+  mine.refusal = to_refusal(refusal);
+  const auto all = exchange(communicator.get(), mine, timeout);
+  agree(all, rank, refusal);
+  check_same_config(all);
+
+  const int num_threads = choose_num_threads(all, rank, options);
+  MemoryPlan plan =
+      plan_memory(config, size, {.backend = options.backend, .num_threads = num_threads});
+  std::unique_ptr<Backend> backend;
+  const std::optional<Error> failure = error_of([&] {
+    backend = cpu::make_backend({.config = config,
+                                 .plan = plan,
+                                 .communicator = communicator,
+                                 .timeout = timeout,
+                                 .num_threads = num_threads,
+                                 .rank = rank,
+                                 .size = size});
+  });
+  mine.refusal = to_refusal(failure);
+  agree(exchange(communicator.get(), mine, timeout), rank, failure);
+  return std::make_unique<ContextImpl>(config, std::move(plan), std::move(backend), rank, size,
+                                       options.backend);
+}
+
+}  // namespace distmoe

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "distmoe/communicator.hpp"
+#include "distmoe/context.hpp"
+
+namespace distmoe {
+
+/// The collective creation of a context: ranks compare their configurations, share the cores of
+/// their machines, plan and allocate; if one of them cannot, all of them fail. `communicator` may be
+/// null for a single rank.
+std::unique_ptr<ContextImpl> create_context(const Config& config,
+                                            std::shared_ptr<Communicator> communicator,
+                                            const ContextOptions& options);
+
+}  // namespace distmoe

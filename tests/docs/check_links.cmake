@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# Invariant: a relative link in a Markdown page of the project names a file or folder that exists.
+file(GLOB pages ${ROOT}/*.md ${ROOT}/docs/*.md ${ROOT}/docs/*/*.md ${ROOT}/testdata/*.md)
+set(broken "")
+set(num_links 0)
+foreach(page ${pages})
+  get_filename_component(folder ${page} DIRECTORY)
+  file(READ ${page} text)
+  # Semicolons and brackets mean something in a CMake list.
+  string(REPLACE "](" "LINK:" text "${text}")
+  string(REGEX REPLACE "[];[]" "" text "${text}")
+  string(REGEX MATCHALL "LINK:[^)# \n]+" links "${text}")
+  foreach(link ${links})
+    math(EXPR num_links "${num_links} + 1")
+    string(REPLACE "LINK:" "" target "${link}")
+    if(NOT target MATCHES "^[a-z]+:" AND NOT EXISTS ${folder}/${target})
+      string(APPEND broken "\n  ${page}: ${target}")
+    endif()
+  endforeach()
+endforeach()
+if(broken OR num_links EQUAL 0)
+  message(FATAL_ERROR "of ${num_links} links these lead nowhere:${broken}")
+endif()

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: the buffers outside slots and scratch are as large as the largest call of the plan
+// needs, aligned, named once each, and there is no communication buffer without peers.
+#include "layout/context_buffers.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+
+#include "layout/cpu_workspace.hpp"
+#include "plan/plan_testing.hpp"
+
+namespace distmoe {
+namespace {
+
+std::int64_t bytes_of(const std::vector<PlanBuffer>& buffers, const std::string& name) {
+  for (const PlanBuffer& buffer : buffers) {
+    if (buffer.name == name) return buffer.bytes;
+  }
+  ADD_FAILURE() << "no buffer " << name;
+  return -1;
+}
+
+// T=64 K=3 D=96 E=10 in all cases: a token row has 192 bytes.
+
+TEST(ContextBuffers, ASingleRankHasNoCommunicationBuffers) {
+  EXPECT_TRUE(context_buffers(small_config(), 1, {}, 192, 10).communication.empty());
+}
+
+TEST(ContextBuffers, PerRouteStagingHoldsTheLargerOfDispatchAndCombine) {
+  const ContextBuffers buffers = context_buffers(small_config(), 4, {}, 384, 3);
+  // Combine sends a row back for every received row; it brings a row for every route.
+  EXPECT_EQ(bytes_of(buffers.communication, "send staging"), 384 * 192);
+  EXPECT_EQ(bytes_of(buffers.communication, "receive staging"), 64 * 3 * 192);
+  EXPECT_EQ(buffers.communication.size(), 2u);
+}
+
+TEST(ContextBuffers, PerRankStagingCarriesFloatRowsAndScores) {
+  Config config = small_config();
+  config.combine = Combine::kPerRank;
+  const ContextBuffers buffers = context_buffers(config, 3, {}, 384, 4);
+  // Two peers bring at most two rows of a token each way; combine rows are FP32.
+  EXPECT_EQ(bytes_of(buffers.communication, "send staging"), 64 * 2 * 384);
+  EXPECT_EQ(bytes_of(buffers.communication, "receive staging"), 64 * 2 * 384);
+  EXPECT_EQ(bytes_of(buffers.communication, "score send"), 64 * 3 * 4);
+  EXPECT_EQ(bytes_of(buffers.communication, "score receive"), 384 * 4);
+}
+
+TEST(ContextBuffers, MetadataIsOneSetForInferenceAndOneMorePerSavedCall) {
+  Config config = small_config();
+  config.max_moe_layers_per_activation_slot = 5;
+  config.num_activation_slots = 4;
+  const ContextBuffers training = context_buffers(config, 3, {}, 384, 4);
+  EXPECT_EQ(bytes_of(training.metadata, "ids of all ranks"), 3 * 192 * 4);
+  EXPECT_EQ(bytes_of(training.metadata, "scores"), 192 * 4);
+  EXPECT_EQ(bytes_of(training.metadata, "row origins"), 384 * 12);
+  EXPECT_EQ(bytes_of(training.metadata, "received row of a row"), 384 * 4);
+  EXPECT_EQ(bytes_of(training.metadata, "row of a route"), 192 * 8);
+  EXPECT_EQ(bytes_of(training.metadata, "row counts"), 256);  // 10 * 3 int64
+  EXPECT_EQ(bytes_of(training.metadata, "expert offsets"), 128);
+  EXPECT_EQ(bytes_of(training.metadata, "saved row counts"), 4 * 5 * 256);
+  config.inference = true;
+  const ContextBuffers inference = context_buffers(config, 3, {}, 384, 4);
+  EXPECT_EQ(inference.metadata.size(), 7u);
+  EXPECT_EQ(training.metadata.size(), 14u);
+}
+
+TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {
+  const PlanTarget target{BackendKind::kCpu, 6};
+  const ContextBuffers buffers = context_buffers(small_config(), 5, target, 192, 2);
+  EXPECT_EQ(bytes_of(buffers.control, "call headers"), 5 * kCallHeaderBytes);
+  EXPECT_EQ(bytes_of(buffers.control, "error record"), kErrorRecordBytes);
+  EXPECT_EQ(bytes_of(buffers.workspace, "matrix workspace"),
+            6 * CpuWorkspaceLayout(small_config()).bytes);
+}
+
+TEST(ContextBuffers, NamesAreUnique) {
+  Config config = small_config();
+  config.combine = Combine::kPerRank;
+  const ContextBuffers buffers = context_buffers(config, 3, {}, 384, 4);
+  std::set<std::string> names;
+  std::size_t count = 0;
+  for (const auto* list :
+       {&buffers.communication, &buffers.metadata, &buffers.control, &buffers.workspace}) {
+    for (const PlanBuffer& buffer : *list) names.insert(buffer.name), ++count;
+  }
+  EXPECT_EQ(names.size(), count);
+}
+
+}  // namespace
+}  // namespace distmoe

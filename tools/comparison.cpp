@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comparison.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "core/check.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+constexpr double kInfinitelyFar = std::numeric_limits<double>::max();
+
+// The file that a view maps promises no alignment.
+template <typename Value>
+Value load(const void* data, std::int64_t index) {
+  Value value;
+  std::memcpy(&value, static_cast<const char*>(data) + index * std::int64_t{sizeof(Value)},
+              sizeof(Value));
+  return value;
+}
+
+double load_bf16(const void* data, std::int64_t index) {
+  const std::uint32_t bits = load<std::uint16_t>(data, index);
+  return std::bit_cast<float>(bits << 16);
+}
+
+double load_element(const TensorView& view, std::int64_t index) {
+  switch (view.dtype) {
+    case DType::kBF16: return load_bf16(view.data, index);
+    case DType::kF32: return load<float>(view.data, index);
+    case DType::kF64: return load<double>(view.data, index);
+    default: break;
+  }
+  throw_error(ErrorCode::kInvalidArgument, concat("the reference is ", view.describe(),
+                                                  "; legal types: bf16, float32, float64"));
+}
+
+}  // namespace
+
+void ComparisonSums::add(const TensorView& y, const TensorView& reference) {
+  const bool same_shape = y.rank == reference.rank && y.shape == reference.shape;
+  DISTMOE_CHECK(same_shape && y.dtype == DType::kBF16, kInvalidArgument, "the reference is ",
+                reference.describe(), ", but the output is ", y.describe());
+  const std::int64_t count = y.num_elements();
+  for (std::int64_t index = 0; index < count; ++index) {
+    add_element(load_bf16(y.data, index), load_element(reference, index));
+  }
+}
+
+void ComparisonSums::add_element(double value, double reference) {
+  if (!std::isfinite(value) || !std::isfinite(reference)) {
+    num_incomparable_ += std::isfinite(value) != std::isfinite(reference);
+    return;
+  }
+  const double difference = value - reference;
+  difference_squares_ += difference * difference;
+  reference_squares_ += reference * reference;
+  value_squares_ += value * value;
+  products_ += value * reference;
+  max_abs_ = std::max(max_abs_, std::abs(difference));
+}
+
+void ComparisonSums::merge(const ComparisonSums& other) {
+  difference_squares_ += other.difference_squares_;
+  reference_squares_ += other.reference_squares_;
+  value_squares_ += other.value_squares_;
+  products_ += other.products_;
+  max_abs_ = std::max(max_abs_, other.max_abs_);
+  num_incomparable_ += other.num_incomparable_;
+}
+
+Comparison ComparisonSums::result() const {
+  if (num_incomparable_ > 0) return {kInfinitelyFar, 0.0, kInfinitelyFar};
+  if (difference_squares_ == 0.0) return {0.0, 1.0, 0.0};
+  if (reference_squares_ == 0.0) return {kInfinitelyFar, 0.0, max_abs_};
+  const double norms = std::sqrt(value_squares_) * std::sqrt(reference_squares_);
+  return {std::sqrt(difference_squares_ / reference_squares_),
+          norms > 0.0 ? products_ / norms : 0.0, max_abs_};
+}
+
+}  // namespace distmoe::tools

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `distmoe info`: what this build has, what runs here and why not, and what can be set.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/cpu/matmul.hpp"
+#include "comm/mpi_engine.hpp"
+#include "core/environment.hpp"
+#include "distmoe/version.hpp"
+#include "machine.hpp"
+#include "subcommand.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+#if defined(DISTMOE_WITH_MPI)
+constexpr bool kIsMpiCompiled = true;
+#else
+constexpr bool kIsMpiCompiled = false;
+#endif
+
+constexpr const char* kFooter =
+    "Examples:\n"
+    "  distmoe info\n"
+    "  distmoe info --json\n";
+
+/// A backend or an engine.
+struct Component {
+  const char* name;
+  bool is_compiled = false;
+  bool runs_here = false;
+  std::string detail;  ///< how it runs, or why it does not
+};
+
+std::vector<Component> backends() {
+  return {{"cpu", true, true, cpu::describe_matmul()},
+          {"cuda", false, false, "this build has no CUDA backend"}};
+}
+
+Component mpi_engine() {
+  const std::string problem = mpi_engine_problem();
+  if (!problem.empty()) return {"mpi", kIsMpiCompiled, false, problem};
+  return {"mpi", kIsMpiCompiled, true, "ranks are processes that mpirun starts"};
+}
+
+std::vector<Component> engines() {
+  return {{"threads", true, true, "ranks are threads of one process"}, mpi_engine()};
+}
+
+Json json_of(const std::vector<Component>& components) {
+  Json list = Json::array();
+  for (const Component& component : components) {
+    list.push_back({{"name", component.name},
+                    {"compiled", component.is_compiled},
+                    {"runs", component.runs_here},
+                    {"detail", component.detail}});
+  }
+  return list;
+}
+
+Json json_of(const Machine& machine) {
+  return {{"processor", machine.processor},
+          {"cores", machine.cores},
+          {"usable_cores", machine.usable_cores},
+          {"memory_bytes", machine.memory_bytes},
+          {"simd", machine.simd}};
+}
+
+Json environment_json() {
+  Json list = Json::array();
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    const std::optional<std::string> value = environment_value(variable);
+    list.push_back({{"name", variable.name},
+                    {"value", value ? Json(*value) : Json(nullptr)},
+                    {"legal", variable.legal},
+                    {"meaning", variable.meaning}});
+  }
+  return list;
+}
+
+std::string info_json() {
+  const Json info = {{"version", version()},
+                     {"backends", json_of(backends())},
+                     {"engines", json_of(engines())},
+                     {"machine", json_of(inspect_machine())},
+                     {"environment", environment_json()}};
+  // NOTE: the environment need not be UTF-8.
+  return info.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+std::string text_of(const char* kind, const std::vector<Component>& components) {
+  std::string text = std::string(kind) + "\n";
+  for (const Component& component : components) {
+    const char* state = component.runs_here     ? "runs here"
+                        : component.is_compiled ? "does not run here"
+                                                : "not compiled";
+    text += std::string("  ") + component.name + ": " + state + " (" + component.detail + ")\n";
+  }
+  return text;
+}
+
+std::string text_of(const Machine& machine) {
+  std::string text = "machine\n";
+  if (!machine.processor.empty()) text += "  processor: " + machine.processor + '\n';
+  text += "  cores: " + std::to_string(machine.cores) +
+          ", usable by this process: " + std::to_string(machine.usable_cores) + '\n';
+  text += "  memory: " + std::to_string(machine.memory_bytes >> 20) + " MiB\n  simd:";
+  for (const std::string& feature : machine.simd) text += ' ' + feature;
+  return text + '\n';
+}
+
+std::string environment_text() {
+  std::string text = "environment variables\n";
+  for (const EnvironmentVariable& variable : environment_variables()) {
+    const std::optional<std::string> value = environment_value(variable);
+    text += std::string("  ") + variable.name + (value ? '=' + *value : " (not set)") + ": " +
+            variable.meaning + "; legal: " + variable.legal + '\n';
+  }
+  return text;
+}
+
+std::string info_text() {
+  return std::string("distmoe ") + version() + '\n' + text_of("backends", backends()) +
+         text_of("engines", engines()) + text_of(inspect_machine()) + environment_text();
+}
+
+class InfoCommand final : public Subcommand {
+ public:
+  const char* name() const noexcept override { return "info"; }
+  const char* summary() const noexcept override {
+    return "List backends, engines, this machine and environment variables";
+  }
+  void add_options(CLI::App& app) override {
+    app.footer(kFooter);
+    app.add_flag("--json", json_, "Print one JSON object on stdout and nothing else");
+  }
+  ExitCode execute() override {
+    const std::string text = json_ ? info_json() : info_text();
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    return std::fflush(stdout) == 0 ? ExitCode::kSuccess : ExitCode::kRuntimeFailure;
+  }
+
+ private:
+  bool json_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Subcommand> make_info_command() { return std::make_unique<InfoCommand>(); }
+
+}  // namespace distmoe::tools

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "option_values.hpp"
+
+#include <charconv>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "core/check.hpp"
+
+namespace distmoe::tools {
+
+std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t low,
+                           std::int64_t high) {
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  const bool is_legal =
+      parsed.ec == std::errc() && parsed.ptr == end && value >= low && value <= high;
+  DISTMOE_CHECK(is_legal, kInvalidArgument, option, " is '", text, "'; legal: an integer ", low,
+                "..", high);
+  return value;
+}
+
+double parse_real(std::string_view option, std::string_view text, Zero zero) {
+  double value = 0.0;
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, value);
+  const bool is_number = parsed.ec == std::errc() && parsed.ptr == end && std::isfinite(value);
+  const bool is_legal = is_number && (value > 0.0 || (value == 0.0 && zero == Zero::kLegal));
+  DISTMOE_CHECK(is_legal, kInvalidArgument, option, " is '", text, "'; legal: a finite number ",
+                zero == Zero::kLegal ? ">= 0" : "> 0");
+  return value;
+}
+
+std::vector<std::int64_t> parse_token_counts(std::string_view option, std::string_view text) {
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  std::vector<std::int64_t> counts;
+  std::int64_t sum = 0;
+  std::size_t begin = 0;
+  while (begin <= text.size()) {
+    const std::size_t comma = std::min(text.find(',', begin), text.size());
+    counts.push_back(parse_integer(option, text.substr(begin, comma - begin), 0, kLargest));
+    DISTMOE_CHECK(!__builtin_add_overflow(sum, counts.back(), &sum), kInvalidArgument, option,
+                  " adds up to more than ", kLargest, " tokens");
+    begin = comma + 1;
+  }
+  return counts;
+}
+
+int parse_name(std::string_view option, std::string_view text,
+               const std::vector<std::string_view>& names) {
+  std::string legal;
+  for (std::size_t index = 0; index < names.size(); ++index) {
+    if (names[index] == text) return static_cast<int>(index);
+    legal += (index == 0 ? "" : " or ") + std::string(names[index]);
+  }
+  throw_error(ErrorCode::kInvalidArgument, concat(option, " is '", text, "'; legal: ", legal));
+}
+
+}  // namespace distmoe::tools

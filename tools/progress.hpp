@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One line on a terminal that says how far long work is. Silent where stderr is no terminal.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace distmoe::tools {
+
+class Progress {
+ public:
+  /// `is_speaker`: one rank of a run speaks.
+  explicit Progress(bool is_speaker);
+  /// Clears the line.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// "<stage> <done>/<total>", at most ten times a second except for a new stage; without the
+  /// numbers where there is no total.
+  void show(const std::string& stage, std::int64_t done = 0, std::int64_t total = 0);
+  void clear();
+
+ private:
+  bool is_enabled_;
+  bool is_shown_ = false;
+  std::string stage_;
+  std::chrono::steady_clock::time_point last_shown_;
+};
+
+}  // namespace distmoe::tools

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rank_run.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comparison.hpp"
+#include "core/check.hpp"
+#include "core/checked_math.hpp"
+#include "digest.hpp"
+#include "distmoe/context.hpp"
+#include "distmoe/routed_experts.hpp"
+#include "io/checkpoint.hpp"
+#include "io/routed_input.hpp"
+#include "output_file.hpp"
+#include "progress.hpp"
+#include "rank_group.hpp"
+#include "report.hpp"
+#include "token_split.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Bytes of y that travel to the first rank at a time, which bounds what it holds.
+constexpr std::int64_t kGatherChunkBytes = 1 << 20;
+constexpr std::int64_t kBF16Bytes = 2;
+
+// `view`'s rows [first, first + count); the view is contiguous with two dimensions.
+TensorView rows_of(const TensorView& view, std::int64_t first, std::int64_t count) {
+  const auto row_bytes = view.shape[1] * static_cast<std::int64_t>(size_of(view.dtype));
+  const auto* data = static_cast<const std::byte*>(view.data);
+  return {data == nullptr ? nullptr : static_cast<const void*>(data + first * row_bytes),
+          view.dtype,
+          {count, view.shape[1]}};
+}
+
+// What only the rank that it happened to knows about: the peers wait in a call that it left.
+bool is_known_to_all(ErrorCode code) {
+  return code == ErrorCode::kInvalidArgument || code == ErrorCode::kCapacityExceeded ||
+         code == ErrorCode::kUnsupported;
+}
+
+/// What the first rank learns from every rank.
+struct RankFacts {
+  ComparisonSums sums;
+  std::int64_t planned_bytes = 0;
+  std::int64_t peak_bytes = 0;
+  std::int64_t weight_bytes = 0;
+  std::int64_t repeat_bitwise_equal = 1;
+};
+
+class RankRun {
+ public:
+  RankRun(const RunOptions& options, std::shared_ptr<Communicator> communicator, MemoryMeter& meter,
+          int ranks_in_process)
+      : options_(options),
+        meter_(meter),
+        ranks_in_process_(ranks_in_process),
+        group_(std::move(communicator), options.timeout),
+        progress_(group_.is_first()) {}
+
+  RankGroup& group() noexcept { return group_; }
+
+  /// The steps of a run, in order. The first and the last may fail on one rank alone: the ranks
+  /// agree after them.
+  void prepare();
+  std::string settings() const;
+  void make_calls();
+  Failure finish();
+  void commit() {
+    if (output_) output_->commit();
+  }
+  /// Leaves nothing on the terminal's line or on disk.
+  void clean_up() {
+    progress_.clear();
+    output_.reset();
+  }
+
+ private:
+  Config make_config() const;
+  TensorView y() const;
+  void gather_output();
+  void append_output(std::span<const std::byte> bytes);
+  RankFacts facts() const;
+  RunReport make_report(const std::vector<RankFacts>& facts,
+                        std::vector<double> call_seconds) const;
+  void print(const RunReport& report) const;
+
+  std::int64_t own_tokens() const { return tokens_per_rank_[own_index()]; }
+  std::size_t own_index() const { return static_cast<std::size_t>(group_.rank()); }
+
+  const RunOptions& options_;
+  MemoryMeter& meter_;
+  int ranks_in_process_;
+  RankGroup group_;
+  Progress progress_;
+
+  std::optional<RoutedInputFile> input_;
+  std::optional<Checkpoint> checkpoint_;
+  std::vector<std::int64_t> tokens_per_rank_;
+  std::vector<std::int64_t> experts_per_rank_;
+  LoadedExperts experts_;
+  TensorStorage y_;
+  std::optional<Context> context_;
+  std::vector<double> call_seconds_;
+  bool repeat_bitwise_equal_ = true;
+  std::optional<OutputFile> output_;
+  Failure output_failure_;
+};
+
+void RankRun::prepare() {
+  const int size = group_.size();
+  DISTMOE_CHECK(!options_.ranks || *options_.ranks == size, kInvalidArgument, "--ranks is ",
+                options_.ranks.value_or(0), ", but the launcher started ", size, " ranks");
+  if (group_.is_first() && !options_.output.empty()) {
+    OutputFile::check_destination(options_.output, {options_.input_path()});
+  }
+  progress_.show("reading the checkpoint");
+  checkpoint_ = Checkpoint::open(options_.checkpoint);
+  input_ = RoutedInputFile::open(options_.input_path(), options_.layer);
+  const LayerShape& shape = checkpoint_->shape();
+  DISTMOE_CHECK(input_->hidden_dim() == shape.hidden_dim, kInvalidArgument, "layer ",
+                options_.layer, " of ", options_.input_path(), " has x ",
+                input_->input().x_TD.describe(), ", but the hidden size of the checkpoint is ",
+                shape.hidden_dim);
+  tokens_per_rank_ = split_tokens(input_->num_tokens(), size, options_.tokens_per_rank);
+  experts_per_rank_ = split_evenly(shape.num_experts, size);
+  progress_.show("loading experts");
+  experts_ =
+      checkpoint_->load_experts(options_.layer, first_of_part(experts_per_rank_, group_.rank()),
+                                experts_per_rank_[own_index()]);
+  y_ = TensorStorage(
+      static_cast<std::size_t>(checked_product(own_tokens(), shape.hidden_dim, kBF16Bytes)),
+      "the output");
+}
+
+// All that must be the same on every rank and that no plan of the context covers.
+std::string RankRun::settings() const {
+  std::string text = concat(
+      "--layer ", options_.layer, " --repeat ", options_.repeat,
+      options_.output.empty() ? "" : " --output", ", input of ", input_->num_tokens(), " tokens ",
+      input_->y_ref().is_given() ? "with" : "without", " reference, tokens per rank");
+  for (const std::int64_t tokens : tokens_per_rank_) text += concat(" ", tokens);
+  return text;
+}
+
+Config RankRun::make_config() const {
+  const LayerShape& shape = checkpoint_->shape();
+  Config config;
+  config.max_tokens = std::max<std::int64_t>(
+      1, *std::max_element(tokens_per_rank_.begin(), tokens_per_rank_.end()));
+  config.hidden_dim = shape.hidden_dim;
+  config.intermediate_dim = shape.intermediate_dim;
+  config.top_k = input_->top_k();
+  config.num_experts = shape.num_experts;
+  config.max_moe_layers_per_activation_slot = 1;
+  config.device_scratch_capacity_factor = options_.device_factor.value_or(group_.size());
+  if (options_.total_factor) {
+    config.host_scratch = HostScratch{.total_scratch_capacity_factor = *options_.total_factor};
+  }
+  config.distinct_experts = false;
+  config.activation = shape.activation;
+  config.swiglu_alpha = shape.swiglu_alpha;
+  config.swiglu_limit = shape.swiglu_limit;
+  config.inference = true;
+  config.timeout = options_.timeout;
+  return config;
+}
+
+TensorView RankRun::y() const {
+  return {y_.data(), DType::kBF16, {own_tokens(), checkpoint_->shape().hidden_dim}};
+}
+
+void RankRun::make_calls() {
+  context_ = Context::create(make_config(), group_.communicator(), {.backend = options_.backend});
+  const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
+  const RoutedInput& all = input_->input();
+  const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),
+                           rows_of(all.topk_ids_TK, first, own_tokens()),
+                           rows_of(all.topk_scores_TK, first, own_tokens())};
+  const ExpertWeights weights = experts_.view();
+  const std::span<const std::byte> y_bytes(y_.data(), y_.num_bytes());
+  Digest first_digest;
+  for (int call = 0; call < options_.repeat; ++call) {
+    progress_.show("running call", call + 1, options_.repeat);
+    group_.barrier();
+    const auto begin = Clock::now();
+    routed_experts(*context_, own, weights, y());
+    call_seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    const Digest digest = digest_of(y_bytes);
+    if (call == 0) first_digest = digest;
+    repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == first_digest;
+  }
+}
+
+// The peers send all the same after a failure, so it is kept for later.
+void RankRun::append_output(std::span<const std::byte> bytes) {
+  if (output_failure_.happened()) return;
+  try {
+    if (!output_) {
+      output_.emplace(options_.output, input_->num_tokens(), checkpoint_->shape().hidden_dim);
+    }
+    output_->append(bytes);
+  } catch (...) {
+    output_failure_ = failure_of_current_exception();
+    output_failure_.exit_code = ExitCode::kRuntimeFailure;
+    output_.reset();
+  }
+}
+
+void RankRun::gather_output() {
+  const std::int64_t row_bytes = checkpoint_->shape().hidden_dim * kBF16Bytes;
+  if (group_.is_first()) append_output({y_.data(), y_.num_bytes()});
+  std::vector<std::byte> received;
+  for (int source = 1; source < group_.size(); ++source) {
+    const std::int64_t bytes = tokens_per_rank_[static_cast<std::size_t>(source)] * row_bytes;
+    for (std::int64_t begin = 0; begin < bytes; begin += kGatherChunkBytes) {
+      const auto length = static_cast<std::size_t>(std::min(kGatherChunkBytes, bytes - begin));
+      std::span<const std::byte> sent;
+      if (group_.rank() == source) sent = {y_.data() + begin, length};
+      if (group_.is_first()) received.resize(length);
+      group_.send_to_first(source, sent, received);
+      if (group_.is_first()) append_output(received);
+    }
+  }
+}
+
+RankFacts RankRun::facts() const {
+  RankFacts facts;
+  if (input_->y_ref().is_given()) {
+    facts.sums.add(y(), rows_of(input_->y_ref(), first_of_part(tokens_per_rank_, group_.rank()),
+                                own_tokens()));
+  }
+  facts.planned_bytes = context_->memory_plan().allocated_bytes;
+  facts.peak_bytes = meter_.peak_growth_bytes() / ranks_in_process_;
+  facts.weight_bytes =
+      static_cast<std::int64_t>(experts_.w13.num_bytes() + experts_.w2.num_bytes() +
+                                experts_.bias13.num_bytes() + experts_.bias2.num_bytes());
+  facts.repeat_bitwise_equal = repeat_bitwise_equal_ ? 1 : 0;
+  return facts;
+}
+
+RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
+                               std::vector<double> call_seconds) const {
+  RunReport report;
+  report.checkpoint = options_.checkpoint.string();
+  report.architecture = checkpoint_->architecture();
+  report.layer = options_.layer;
+  report.ranks = group_.size();
+  report.engine = to_string(options_.engine);
+  report.backend = to_string(options_.backend);
+  report.precision = "bf16";
+  report.tokens = input_->num_tokens();
+  report.tokens_per_rank = tokens_per_rank_;
+  const CallStatistics statistics = context_->last_call();
+  report.rows_per_rank = statistics.rows_per_rank;
+  report.rows_per_expert = statistics.rows_per_expert;
+  report.experts_per_rank = experts_per_rank_;
+  report.tolerance = options_.tolerance;
+  report.call_seconds = std::move(call_seconds);
+  report.plan = context_->memory_plan();
+  ComparisonSums sums;
+  for (const RankFacts& rank : facts) {
+    sums.merge(rank.sums);
+    report.planned_bytes = std::max(report.planned_bytes, rank.planned_bytes);
+    report.peak_bytes = std::max(report.peak_bytes, rank.peak_bytes);
+    report.weight_bytes = std::max(report.weight_bytes, rank.weight_bytes);
+    report.repeat_bitwise_equal &= rank.repeat_bitwise_equal != 0;
+  }
+  if (input_->y_ref().is_given()) report.comparison = sums.result();
+  return report;
+}
+
+void RankRun::print(const RunReport& report) const {
+  std::string text = options_.json ? json_of(report) : text_of(report);
+  if (options_.stats && options_.json) {
+    std::fputs(stats_text_of(report).c_str(), stderr);
+  } else if (options_.stats) {
+    text += stats_text_of(report);
+  }
+  const bool is_written =
+      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
+  DISTMOE_CHECK(is_written, kInternal, "cannot write the report to stdout");
+}
+
+Failure RankRun::finish() {
+  if (!options_.output.empty()) gather_output();
+  const std::vector<RankFacts> all_facts = group_.all_gather(facts());
+  const std::size_t num_calls = call_seconds_.size();
+  std::vector<double> seconds(num_calls * static_cast<std::size_t>(group_.size()));
+  group_.all_gather_bytes(std::as_bytes(std::span(call_seconds_)),
+                          std::as_writable_bytes(std::span(seconds)));
+  if (!group_.is_first() || output_failure_.happened()) return output_failure_;
+
+  std::vector<double> slowest(num_calls, 0.0);
+  for (std::size_t index = 0; index < seconds.size(); ++index) {
+    double& call = slowest[index % num_calls];
+    call = std::max(call, seconds[index]);
+  }
+  const RunReport report = make_report(all_facts, std::move(slowest));
+  progress_.clear();
+  print(report);
+  if (is_within_tolerance(report)) return {};
+  return {ExitCode::kOutsideTolerance, ErrorCode::kInternal,
+          concat("layer ", options_.layer, " of ", options_.checkpoint,
+                 " is outside the tolerance: the relative L2 distance to y_ref is ",
+                 report.comparison->rel_l2, ", legal is at most ", options_.tolerance)};
+}
+
+template <typename Step>
+Failure attempt(const Step& step) {
+  try {
+    step();
+    return {};
+  } catch (...) {
+    return failure_of_current_exception();
+  }
+}
+
+// For steps in which all ranks take part: what happened to this rank alone stays an exception.
+template <typename Step>
+Failure attempt_together(const Step& step) {
+  try {
+    step();
+    return {};
+  } catch (const Error& error) {
+    if (!is_known_to_all(error.code())) throw;
+    return failure_of_current_exception();
+  }
+}
+
+ExitCode run_steps(RankRun& run) {
+  RankGroup& group = run.group();
+  Failure failure = group.agree(attempt([&] { run.prepare(); }));
+  if (!failure.happened()) failure = group.find_difference(run.settings());
+  if (!failure.happened()) failure = attempt_together([&] { run.make_calls(); });
+  if (!failure.happened()) failure = group.agree(run.finish());
+  if (group.is_first()) {
+    if (failure.exit_code <= ExitCode::kOutsideTolerance) run.commit();
+    run.clean_up();
+    if (failure.happened()) print_error(failure.message);
+  }
+  // NOTE: mpirun ends all processes once one has failed, so nobody leaves before the first rank
+  // has said everything.
+  group.barrier();
+  return failure.exit_code;
+}
+
+}  // namespace
+
+RankOutcome run_rank(const RunOptions& options, std::shared_ptr<Communicator> communicator,
+                     MemoryMeter& meter, int ranks_in_process) {
+  RankRun run(options, communicator, meter, ranks_in_process);
+  try {
+    return {run_steps(run), {}, true};
+  } catch (...) {
+    Failure failure = failure_of_current_exception();
+    failure.exit_code = ExitCode::kRuntimeFailure;
+    run.clean_up();
+    // Peers that are about to find the same mismatch shall say so, not that this rank left.
+    if (failure.error != ErrorCode::kPeerMismatch) communicator->abort(failure.message);
+    return {failure.exit_code, failure, false};
+  }
+}
+
+}  // namespace distmoe::tools

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <iomanip>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <sstream>
+
+namespace distmoe::tools {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kLabelWidth = 16;
+
+Json number_or_null(const std::optional<double>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+template <typename Value>
+std::string list_of(const std::vector<Value>& values) {
+  std::ostringstream text;
+  for (std::size_t index = 0; index < values.size(); ++index) {
+    text << (index == 0 ? "" : " ") << values[index];
+  }
+  return text.str();
+}
+
+std::string mebibytes(std::int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 20) << " MiB";
+  return text.str();
+}
+
+class Lines {
+ public:
+  template <typename... Values>
+  void add(const char* label, const Values&... values) {
+    text_ << std::left << std::setw(kLabelWidth) << label;
+    (text_ << ... << values) << '\n';
+  }
+  std::string str() const { return text_.str(); }
+
+ private:
+  std::ostringstream text_;
+};
+
+void add_buffers(Lines& lines, const char* label, const std::vector<PlanBuffer>& buffers) {
+  for (const PlanBuffer& buffer : buffers) lines.add(label, buffer.bytes, " B ", buffer.name);
+}
+
+}  // namespace
+
+std::optional<double> imbalance_of(const std::vector<std::int64_t>& rows_per_expert) {
+  const double rows =
+      std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), 0.0,
+                      [](double sum, std::int64_t n) { return sum + static_cast<double>(n); });
+  if (rows == 0.0) return std::nullopt;
+  const auto busiest = *std::max_element(rows_per_expert.begin(), rows_per_expert.end());
+  return static_cast<double>(busiest) * static_cast<double>(rows_per_expert.size()) / rows;
+}
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0.0;
+  std::sort(values.begin(), values.end());
+  const std::size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+bool is_within_tolerance(const RunReport& report) {
+  return !report.comparison || report.comparison->rel_l2 <= report.tolerance;
+}
+
+std::string json_of(const RunReport& report) {
+  std::optional<double> rel_l2, cosine, max_abs;
+  if (report.comparison) {
+    rel_l2 = report.comparison->rel_l2;
+    cosine = report.comparison->cosine;
+    max_abs = report.comparison->max_abs;
+  }
+  const Json object = {
+      {"checkpoint", report.checkpoint},
+      {"architecture", report.architecture},
+      {"layer", report.layer},
+      {"ranks", report.ranks},
+      {"engine", report.engine},
+      {"backend", report.backend},
+      {"precision", report.precision},
+      {"tokens", report.tokens},
+      {"rows_per_rank", report.rows_per_rank},
+      {"experts_per_rank", report.experts_per_rank},
+      {"imbalance", number_or_null(imbalance_of(report.rows_per_expert))},
+      {"rel_l2", number_or_null(rel_l2)},
+      {"cosine", number_or_null(cosine)},
+      {"max_abs", number_or_null(max_abs)},
+      {"seconds", median_of(report.call_seconds)},
+      {"planned_bytes", report.planned_bytes},
+      {"peak_bytes", report.peak_bytes},
+      {"repeat_bitwise_equal", report.repeat_bitwise_equal},
+  };
+  // NOTE: a path need not be UTF-8; what is not is replaced, since JSON cannot hold it.
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
+}
+
+std::string text_of(const RunReport& report) {
+  Lines lines;
+  lines.add("checkpoint", report.checkpoint, " (", report.architecture, "), layer ", report.layer);
+  lines.add("ranks", report.ranks, " (", report.engine, ", ", report.backend, ", ",
+            report.precision, ")");
+  lines.add("tokens", report.tokens);
+  lines.add("rows per rank", list_of(report.rows_per_rank));
+  lines.add("experts", list_of(report.experts_per_rank), " per rank");
+  if (const auto imbalance = imbalance_of(report.rows_per_expert)) {
+    lines.add("imbalance", std::setprecision(3), *imbalance, " x the mean rows of an expert");
+  }
+  if (report.comparison) {
+    lines.add("relative L2", std::setprecision(3), report.comparison->rel_l2, " (tolerance ",
+              report.tolerance, is_within_tolerance(report) ? ": within)" : ": OUTSIDE)");
+    lines.add("cosine", std::setprecision(9), report.comparison->cosine);
+    lines.add("max |y - ref|", std::setprecision(3), report.comparison->max_abs);
+  } else {
+    lines.add("relative L2", "no y_ref in the input: nothing to compare with");
+  }
+  lines.add("seconds", std::setprecision(4), median_of(report.call_seconds), " (median of ",
+            report.call_seconds.size(), ")");
+  lines.add("memory", mebibytes(report.planned_bytes), " planned, ", mebibytes(report.peak_bytes),
+            " at the peak, per rank");
+  if (report.call_seconds.size() > 1) {
+    lines.add("repeats", report.repeat_bitwise_equal ? "bitwise equal" : "DIFFERENT BITS");
+  }
+  return lines.str();
+}
+
+std::string stats_text_of(const RunReport& report) {
+  Lines lines;
+  lines.add("tokens per rank", list_of(report.tokens_per_rank));
+  lines.add("rows per expert", list_of(report.rows_per_expert));
+  lines.add("call seconds", std::setprecision(4), list_of(report.call_seconds));
+  lines.add("weights", report.weight_bytes, " B, largest rank");
+  lines.add("scratch rows", report.plan.device_scratch_rows, " on the device, ",
+            report.plan.total_scratch_rows, " in all");
+  lines.add("scratch", report.plan.device_scratch_bytes, " B on the device, ",
+            report.plan.host_scratch_bytes, " B on the host");
+  add_buffers(lines, "communication", report.plan.communication_buffers);
+  add_buffers(lines, "metadata", report.plan.metadata_buffers);
+  add_buffers(lines, "control", report.plan.control_buffers);
+  add_buffers(lines, "workspace", report.plan.workspace_buffers);
+  lines.add("allocated", report.plan.allocated_bytes, " B");
+  return lines.str();
+}
+
+}  // namespace distmoe::tools

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What `distmoe run` says about a run. docs/command-line.md defines every value.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comparison.hpp"
+#include "distmoe/memory_plan.hpp"
+
+namespace distmoe::tools {
+
+struct RunReport {
+  std::string checkpoint;
+  std::string architecture;
+  std::int64_t layer = 0;
+  int ranks = 1;
+  std::string engine;
+  std::string backend;
+  std::string precision;
+  std::int64_t tokens = 0;
+  std::vector<std::int64_t> tokens_per_rank;
+  std::vector<std::int64_t> rows_per_rank;
+  std::vector<std::int64_t> rows_per_expert;
+  std::vector<std::int64_t> experts_per_rank;
+  std::optional<Comparison> comparison;  ///< empty without a reference
+  double tolerance = 0.0;
+  std::vector<double> call_seconds;  ///< of every repeat, the slowest rank's
+  std::int64_t planned_bytes = 0;
+  std::int64_t peak_bytes = 0;
+  std::int64_t weight_bytes = 0;  ///< of the rank with most experts
+  bool repeat_bitwise_equal = true;
+  MemoryPlan plan;
+};
+
+/// Rows of the busiest expert divided by the mean rows of an expert; empty without rows.
+std::optional<double> imbalance_of(const std::vector<std::int64_t>& rows_per_expert);
+
+/// The middle value, the mean of the two middle ones for an even count; 0 of nothing.
+double median_of(std::vector<double> values);
+
+/// True without a reference.
+bool is_within_tolerance(const RunReport& report);
+
+/// One object with the documented keys, in their order; ends with a newline.
+std::string json_of(const RunReport& report);
+/// For people.
+std::string text_of(const RunReport& report);
+/// The details of --stats.
+std::string stats_text_of(const RunReport& report);
+
+}  // namespace distmoe::tools

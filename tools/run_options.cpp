@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run_options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+
+#include "core/check.hpp"
+#include "option_values.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+constexpr int kMaxRanks = 1024;
+constexpr int kMaxRepeat = 10000;
+constexpr double kMaxTimeoutSeconds = 1e6;
+
+constexpr const char* kFooter =
+    "Exit code: 0 within tolerance (or without a reference), 1 outside it, 2 wrong arguments or "
+    "input,\n3 failure at run time.\n\n"
+    "Results: rel_l2 = |y - y_ref| / |y_ref|; imbalance = rows of the busiest expert / mean rows "
+    "of "
+    "an\nexpert; seconds = median over --repeat of the call alone, the slowest rank counts; "
+    "planned_bytes\nand peak_bytes (growth of anonymous memory) are per rank, the largest.\n\n"
+    "Examples:\n"
+    "  distmoe run --checkpoint testdata/qwen3moe --layer 0\n"
+    "  distmoe run --checkpoint testdata/gptoss --layer 1 --ranks 4 --repeat 5 --stats\n"
+    "  distmoe run --checkpoint DIR --layer 0 --tokens-per-rank 500,0,12 --output y.safetensors\n"
+    "  mpirun -n 4 distmoe run --checkpoint DIR --layer 0 --engine mpi --json\n";
+
+std::chrono::milliseconds parse_timeout(const std::string& text) {
+  const double seconds = parse_real("--timeout", text, Zero::kIllegal);
+  DISTMOE_CHECK(seconds >= 1e-3 && seconds <= kMaxTimeoutSeconds, kInvalidArgument,
+                "--timeout is '", text, "'; legal: 0.001..", kMaxTimeoutSeconds, " seconds");
+  return std::chrono::milliseconds(std::llround(seconds * 1e3));
+}
+
+// An option whose text one function reads.
+CLI::Option* add(CLI::App& app, const std::string& name, const char* type, const char* help,
+                 const std::function<void(const std::string&)>& read) {
+  return app.add_option_function<std::string>(name, read, help)->type_name(type);
+}
+
+std::filesystem::path parse_path(const char* option, const std::string& text) {
+  DISTMOE_CHECK(!text.empty(), kInvalidArgument, option, " is empty; legal: a path");
+  return text;
+}
+
+void add_what_to_run(CLI::App& app, RunOptions& options) {
+  add(app, "--checkpoint", "DIR", "Hugging Face folder: config.json and safetensors files",
+      [&](const std::string& text) { options.checkpoint = parse_path("--checkpoint", text); })
+      ->required();
+  add(app, "--layer", "N", "Layer of the model whose experts run", [&](const std::string& text) {
+    options.layer = parse_integer("--layer", text, 0, std::numeric_limits<std::int32_t>::max());
+  })->required();
+  add(app, "--input", "FILE",
+      "Safetensors file with layerN.x, layerN.topk_ids, layerN.topk_scores and, optionally, "
+      "layerN.y_ref (or without the prefix) [DIR/routed_experts.safetensors]",
+      [&](const std::string& text) { options.input = parse_path("--input", text); });
+  add(app, "--output", "FILE", "Write y as BF16 [T, D] in input order (safetensors)",
+      [&](const std::string& text) { options.output = parse_path("--output", text); });
+  add(app, "--tolerance", "X", "Largest relative L2 distance to y_ref that is a success [8e-3]",
+      [&](const std::string& text) {
+        options.tolerance = parse_real("--tolerance", text, Zero::kLegal);
+      });
+  add(app, "--repeat", "N", "Run N times on one context [1]", [&](const std::string& text) {
+    options.repeat = static_cast<int>(parse_integer("--repeat", text, 1, kMaxRepeat));
+  });
+}
+
+void add_where_to_run(CLI::App& app, RunOptions& options) {
+  add(app, "--ranks", "P",
+      "Expert-parallel ranks [entries of --tokens-per-rank, or 1; under mpirun the launcher's]",
+      [&](const std::string& text) {
+        options.ranks = static_cast<int>(parse_integer("--ranks", text, 1, kMaxRanks));
+      });
+  add(app, "--tokens-per-rank", "N0,N1,...",
+      "Tokens of every rank, zero allowed; must add up [as even as possible]",
+      [&](const std::string& text) {
+        options.tokens_per_rank = parse_token_counts("--tokens-per-rank", text);
+      });
+  add(app, "--engine", "threads|mpi",
+      "Ranks are threads of this process, or MPI processes [threads]",
+      [&](const std::string& text) {
+        options.engine = static_cast<Engine>(parse_name("--engine", text, {"threads", "mpi"}));
+      });
+  add(app, "--backend", "cpu|cuda", "Where the experts run [cpu]", [&](const std::string& text) {
+    options.backend = static_cast<BackendKind>(parse_name("--backend", text, {"cpu", "cuda"}));
+  });
+  add(app, "--device-factor", "F", "Rows planned, in units of T*K of a rank [P, the worst case]",
+      [&](const std::string& text) {
+        options.device_factor = parse_real("--device-factor", text, Zero::kIllegal);
+      });
+  add(app, "--total-factor", "F", "The same with scratch in host memory [none]",
+      [&](const std::string& text) {
+        options.total_factor = parse_real("--total-factor", text, Zero::kIllegal);
+      });
+  add(app, "--timeout", "S", "Seconds to wait for another rank [300]",
+      [&](const std::string& text) { options.timeout = parse_timeout(text); });
+}
+
+}  // namespace
+
+const char* to_string(Engine engine) noexcept {
+  return engine == Engine::kThreads ? "threads" : "mpi";
+}
+
+const char* to_string(BackendKind backend) noexcept {
+  return backend == BackendKind::kCpu ? "cpu" : "cuda";
+}
+
+std::filesystem::path RunOptions::input_path() const {
+  return input.empty() ? checkpoint / "routed_experts.safetensors" : input;
+}
+
+void add_run_options(CLI::App& app, RunOptions& options) {
+  app.footer(kFooter);
+  add_what_to_run(app, options);
+  add_where_to_run(app, options);
+  app.add_flag("--stats", options.stats,
+               "Also print times, rows and memory in detail (to stderr with --json)");
+  app.add_flag("--json", options.json, "Print one JSON object on stdout and nothing else");
+}
+
+}  // namespace distmoe::tools

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of `distmoe run`, parsed and checked one by one. What depends on files or on the
+// number of ranks is checked by the run itself.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "distmoe/memory_plan.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace distmoe::tools {
+
+enum class Engine { kThreads, kMpi };
+
+/// "threads", "mpi".
+const char* to_string(Engine engine) noexcept;
+/// "cpu", "cuda".
+const char* to_string(BackendKind backend) noexcept;
+
+/// Relative L2 distance that BF16 arithmetic stays within.
+inline constexpr double kDefaultTolerance = 8e-3;
+
+struct RunOptions {
+  std::filesystem::path checkpoint;
+  std::int64_t layer = 0;
+  std::filesystem::path input;  ///< empty: routed_experts.safetensors of the checkpoint
+  std::optional<int> ranks;
+  std::optional<std::vector<std::int64_t>> tokens_per_rank;
+  Engine engine = Engine::kThreads;
+  BackendKind backend = BackendKind::kCpu;
+  std::optional<double> device_factor;  ///< empty: the number of ranks, which is the worst case
+  std::optional<double> total_factor;   ///< empty: no host scratch
+  std::chrono::milliseconds timeout = std::chrono::seconds(300);
+  std::filesystem::path output;  ///< empty: none
+  double tolerance = kDefaultTolerance;
+  int repeat = 1;
+  bool stats = false;
+  bool json = false;
+
+  std::filesystem::path input_path() const;
+};
+
+/// Declares the options; parsing `app` fills `options`, which must outlive it.
+void add_run_options(CLI::App& app, RunOptions& options);
+
+}  // namespace distmoe::tools
