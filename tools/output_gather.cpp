@@ -28,7 +28,7 @@ void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
     const std::int64_t num_tokens =
         std::accumulate(tokens_per_rank.begin(), tokens_per_rank.end(), std::int64_t{0});
     try {
-      file_.emplace(path, num_tokens, hidden_dim);
+      file_ = std::make_unique<OutputFile>(path, num_tokens, hidden_dim);
     } catch (...) {
       failure_ = writing_failure();
     }

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
-#include <optional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -33,7 +33,7 @@ class OutputGather {
  private:
   void append(std::span<const std::byte> bytes);
 
-  std::optional<OutputFile> file_;
+  std::unique_ptr<OutputFile> file_;
   Failure failure_;
 };
 

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,13 +99,13 @@ class RankRun {
   RankGroup group_;
   Progress progress_;
 
-  std::optional<RoutedInputFile> input_;
-  std::optional<Checkpoint> checkpoint_;
+  std::unique_ptr<RoutedInputFile> input_;
+  std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<std::int64_t> tokens_per_rank_;
   std::vector<std::int64_t> experts_per_rank_;
   LoadedExperts experts_;
   TensorStorage y_;
-  std::optional<Context> context_;
+  std::unique_ptr<Context> context_;
   std::vector<double> call_seconds_;
   bool repeat_bitwise_equal_ = true;
   OutputGather output_;
@@ -119,8 +119,9 @@ void RankRun::prepare() {
     OutputFile::check_destination(options_.output, {options_.input_path()});
   }
   progress_.show("reading the checkpoint");
-  checkpoint_ = Checkpoint::open(options_.checkpoint);
-  input_ = RoutedInputFile::open(options_.input_path(), options_.layer);
+  checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
+  input_ = std::make_unique<RoutedInputFile>(
+      RoutedInputFile::open(options_.input_path(), options_.layer));
   const LayerShape& shape = checkpoint_->shape();
   DISTMOE_CHECK(input_->hidden_dim() == shape.hidden_dim, kInvalidArgument, "layer ",
                 options_.layer, " of ", options_.input_path(), " has x ",
@@ -175,7 +176,8 @@ TensorView RankRun::y() const {
 }
 
 void RankRun::make_calls() {
-  context_ = Context::create(make_config(), group_.communicator(), {.backend = options_.backend});
+  context_ = std::make_unique<Context>(
+      Context::create(make_config(), group_.communicator(), {.backend = options_.backend}));
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   const RoutedInput& all = input_->input();
   const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),
@@ -275,11 +277,11 @@ Failure RankRun::finish() {
   progress_.clear();
   print(report);
   if (is_within_tolerance(report)) return {};
-  return {
-      ExitCode::kOutsideTolerance, ErrorCode::kInternal,
-      concat("layer ", options_.layer, " of ", options_.checkpoint,
-             " is outside the tolerance: the relative L2 distance to y_ref is ",
-             distance_text(report.comparison->rel_l2), ", legal is at most ", options_.tolerance)};
+  return {ExitCode::kOutsideTolerance, ErrorCode::kInternal,
+          concat("layer ", options_.layer, " of ", options_.checkpoint,
+                 " is outside the tolerance: the relative L2 distance to y_ref is ",
+                 distance_text(report.comparison.value_or(Comparison{}).rel_l2),
+                 ", legal is at most ", options_.tolerance)};
 }
 
 template <typename Step>
@@ -323,7 +325,7 @@ ExitCode run_steps(RankRun& run) {
 
 }  // namespace
 
-RankOutcome run_rank(const RunOptions& options, std::shared_ptr<Communicator> communicator,
+RankOutcome run_rank(const RunOptions& options, const std::shared_ptr<Communicator>& communicator,
                      MemoryMeter& meter, int ranks_in_process) {
   RankRun run(options, communicator, meter, ranks_in_process);
   try {

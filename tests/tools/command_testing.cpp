@@ -15,8 +15,6 @@
 
 #include "io/safetensors.hpp"
 
-extern char** environ;
-
 namespace distmoe::tools {
 namespace {
 
@@ -27,6 +25,7 @@ constexpr std::uint16_t kFirstBF16 = 0x3c00;  // 2^-7; the next ones are a littl
 template <typename Value>
 std::vector<Value> cast(const std::vector<std::int64_t>& values) {
   std::vector<Value> result;
+  result.reserve(values.size());
   for (const std::int64_t value : values) result.push_back(static_cast<Value>(value));
   return result;
 }
