@@ -147,6 +147,19 @@ TEST_P(ReportedValues, TheCombineSumsInFP32) {
   for (const BF16 y : run(problem, GetParam())) EXPECT_EQ(to_float(y), 500.0f);
 }
 
+/// 2^24 + 1 is 2^24 in FP32: only the order of k gives 0, 1 and 0.
+TEST_P(ReportedValues, TheCombineSumsInTheOrderOfK) {
+  if (GetParam().combine == Combine::kPerRank) GTEST_SKIP() << "per_rank sums by rank first";
+  constexpr float kLarge = 16777216.0f;
+  MoeProblem problem = unit_experts(GetParam().ranks, 3, 3);
+  set_scores(problem, {kLarge, 1.0f, -kLarge});
+  for (const BF16 y : run(problem, GetParam())) EXPECT_EQ(to_float(y), 0.0f);
+  set_scores(problem, {kLarge, -kLarge, 1.0f});
+  for (const BF16 y : run(problem, GetParam())) EXPECT_EQ(to_float(y), 1.0f);
+  set_scores(problem, {1.0f, kLarge, -kLarge});
+  for (const BF16 y : run(problem, GetParam())) EXPECT_EQ(to_float(y), 0.0f);
+}
+
 // reports: A106: every (token, k) has its own score: sums of 2^-(3t+k) tell which were used.
 TEST_P(ReportedValues, EveryRouteHasItsOwnScore) {
   MoeProblem problem = unit_experts(GetParam().ranks, 4, 3);
