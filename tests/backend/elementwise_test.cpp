@@ -119,24 +119,5 @@ TEST(Elementwise, EveryLengthIsWrittenExactly) {
   }
 }
 
-TEST(Elementwise, TransposeTurnsEveryBlockAndTail) {
-  for (const std::int64_t rows : {1, 15, 16, 17, 32, 33}) {
-    for (const std::int64_t columns : {1, 15, 16, 17, 48, 50}) {
-      const std::int64_t stride = rows + 3;
-      std::vector<float> tile(static_cast<std::size_t>(stride * columns));
-      for (std::size_t i = 0; i < tile.size(); ++i) tile[i] = static_cast<float>(i);
-      std::vector<float> out(static_cast<std::size_t>(rows * columns + 1), -1.0f);
-      transpose(tile.data(), stride, out.data(), rows, columns);
-      for (std::int64_t m = 0; m < rows; ++m) {
-        for (std::int64_t c = 0; c < columns; ++c) {
-          ASSERT_EQ(out[static_cast<std::size_t>(m * columns + c)],
-                    tile[static_cast<std::size_t>(c * stride + m)]);
-        }
-      }
-      ASSERT_EQ(out.back(), -1.0f);
-    }
-  }
-}
-
 }  // namespace
 }  // namespace distmoe::cpu
