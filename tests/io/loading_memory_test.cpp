@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -101,7 +102,9 @@ std::byte* address_of_mapping(const std::filesystem::path& file) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     if (!line.ends_with(file.string())) continue;
-    return reinterpret_cast<std::byte*>(std::stoull(line, nullptr, 16));
+    void* address = nullptr;
+    std::istringstream(line) >> address;
+    return static_cast<std::byte*>(address);
   }
   throw std::runtime_error("no mapping of " + file.string());
 }
