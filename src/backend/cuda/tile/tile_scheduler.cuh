@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Persistent, dynamic schedule of the grouped GEMM. One warp of each cluster's leading block draws
+// tile numbers from a counter in the call frame, looks up what they stand for and writes it into the
+// work rings of both blocks, where every role reads it.
+//
+// Order: groups as they stand in the table; inside a group weight tiles from first to last and, for
+// each, all token pairs, so that clusters that run at a time share weights (all pairs) and tokens
+// (consecutive weight tiles) in L2. Groups of many pairs are cut into blocks of at most kPairsAtATime.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/call_frame.hpp"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/tile/gemm_storage.cuh"
+
+namespace distmoe::cuda {
+
+inline constexpr int kPairsAtATime = 8;
+inline constexpr std::uint32_t kAllLanes = 0xFFFFFFFFu;
+
+/// Draws tiles. All members are called by one whole warp.
+class TileSource {
+ public:
+  /// Only the leading block's source draws.
+  __device__ TileSource(CallFrame* frame, const TileGroup* groups, Product product, int weight_tiles,
+                        bool is_leader)
+      : counter_(&frame->next_tile[static_cast<int>(product)]),
+        groups_(groups),
+        num_groups_(frame->num_groups),
+        num_tiles_(frame->num_pairs * weight_tiles),
+        weight_tiles_(weight_tiles),
+        lane_(static_cast<int>(threadIdx.x % 32)) {
+    if (!is_leader) return;
+    draw();
+    load_window(0);
+  }
+
+  /// The next tile, in every lane. The counter's answer for the tile after it is under way.
+  __device__ TileWork next() {
+    TileWork work{};
+    const int tile = __shfl_sync(kAllLanes, drawn_, 0);
+    if (tile >= num_tiles_) {
+      work.expert = -1;
+      return work;
+    }
+    draw();
+    std::uint32_t holds = __ballot_sync(kAllLanes, tile < window_end());
+    while (holds == 0) {
+      load_window(window_begin_ + 32);
+      holds = __ballot_sync(kAllLanes, tile < window_end());
+    }
+    return decode(tile, __ffs(static_cast<int>(holds)) - 1);
+  }
+
+ private:
+  __device__ void draw() {
+    if (lane_ == 0) drawn_ = atomicAdd(counter_, 1);
+  }
+
+  /// First tile number after this lane's group; groups past the last one end after every tile.
+  __device__ int window_end() const {
+    return has_group_ ? (group_.first_pair + group_.num_pairs) * weight_tiles_ : 0x7FFFFFFF;
+  }
+
+  __device__ void load_window(int begin) {
+    window_begin_ = begin;
+    has_group_ = begin + lane_ < num_groups_;
+    if (has_group_) group_ = groups_[begin + lane_];
+  }
+
+  __device__ TileWork decode(int tile, int owner) const {
+    const int first_pair = __shfl_sync(kAllLanes, group_.first_pair, owner);
+    const int num_pairs = __shfl_sync(kAllLanes, group_.num_pairs, owner);
+    const int local = tile - first_pair * weight_tiles_;
+    const int num_blocks = (num_pairs + kPairsAtATime - 1) / kPairsAtATime;
+    const int block_pairs = (num_pairs + num_blocks - 1) / num_blocks;
+    const int block = local / (block_pairs * weight_tiles_);
+    const int in_block = local - block * block_pairs * weight_tiles_;
+    const int pairs = min(block_pairs, num_pairs - block * block_pairs);
+    const int weight_tile = in_block / pairs;
+    const int pair = block * block_pairs + in_block - weight_tile * pairs;
+    TileWork work{};
+    work.expert = __shfl_sync(kAllLanes, group_.expert, owner);
+    work.weight_row = weight_tile * kWeightRows;
+    work.rows_per_tile = __shfl_sync(kAllLanes, group_.rows_per_tile, owner);
+    const int row_begin = __shfl_sync(kAllLanes, group_.row_begin, owner);
+    work.row_begin = row_begin + pair * kTilesPerPair * work.rows_per_tile;
+    work.row_end = row_begin + __shfl_sync(kAllLanes, group_.num_rows, owner);
+    work.needs_gather = __shfl_sync(kAllLanes, group_.needs_gather, owner);
+    return work;
+  }
+
+  std::int32_t* counter_;
+  const TileGroup* groups_;
+  int num_groups_;
+  int num_tiles_;
+  int weight_tiles_;
+  int lane_;
+  int drawn_ = 0;
+  int window_begin_ = 0;
+  bool has_group_ = false;
+  TileGroup group_{};
+};
+
+/// Hands work to both blocks of the cluster; used by the warp that owns the TileSource.
+class WorkPublisher {
+ public:
+  __device__ void publish(GemmStorage& shared, const TileWork& work) {
+    ptx::wait_cluster(&shared.work_empty[position_.slot], position_.parity ^ 1);
+    const auto lane = threadIdx.x % 32;
+    if (lane < kClusterBlocks) {
+      *ptx::twin_in_cluster(&shared.work[position_.slot], lane) = work;
+      ptx::arrive_cluster(ptx::twin_in_cluster(&shared.work_full[position_.slot], lane));
+    }
+    __syncwarp();
+    position_.advance();
+  }
+
+ private:
+  RingPosition<kWorkSlots> position_;
+};
+
+/// One warp's view of the work ring.
+class WorkReader {
+ public:
+  __device__ TileWork next(GemmStorage& shared) {
+    ptx::wait_cluster(&shared.work_full[position_.slot], position_.parity);
+    const TileWork work = shared.work[position_.slot];
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::arrive_cluster(ptx::twin_in_cluster(&shared.work_empty[position_.slot], 0));
+    }
+    position_.advance();
+    return work;
+  }
+
+ private:
+  RingPosition<kWorkSlots> position_;
+};
+
+/// Warps that read the work ring, in both blocks.
+inline constexpr int kWorkReaders = kClusterBlocks * (1 + kGatherWarps + kConsumerWarps);
+
+}  // namespace distmoe::cuda
