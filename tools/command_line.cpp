@@ -11,7 +11,8 @@
 namespace distmoe::tools {
 namespace {
 
-constexpr std::unique_ptr<Subcommand> (*kMakers[])() = {make_run_command, make_info_command};
+constexpr std::unique_ptr<Subcommand> (*kMakers[])() = {make_run_command, make_plan_command,
+                                                        make_info_command};
 
 constexpr const char* kDescription =
     "Runs the routed experts of Mixture-of-Experts layers over expert-parallel ranks.";
@@ -19,6 +20,7 @@ constexpr const char* kFooter =
     "'distmoe SUBCOMMAND --help' explains the options of a subcommand.\n\n"
     "Examples:\n"
     "  distmoe run --checkpoint testdata/qwen3moe --layer 0 --ranks 4\n"
+    "  distmoe plan --model DeepSeek-V3 --tokens 4096 --ep 32\n"
     "  distmoe info --json\n";
 
 // The subcommand that the words name, for the hint under an error.
