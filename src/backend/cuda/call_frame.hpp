@@ -16,6 +16,7 @@ enum class FaultKind : std::int32_t {
   kCapacityExceeded = 2,  ///< rank = overflowing rank, expected = rows of the plan, actual = rows
   kPeerTimeout = 3,       ///< rank = the peer, expected and actual = epochs
   kGatherTimeout = 4,     ///< index = chunk of the gather buffer, expected and actual = epochs
+  kRefusedByPeer = 5,     ///< rank = the one whose host refused its arguments
 };
 
 /// The first fault of a call; words are made of it on the host.

@@ -19,6 +19,8 @@ struct alignas(128) PublishedHeader {
 static_assert(sizeof(PublishedHeader) == 128);
 
 inline constexpr std::int64_t kNoBadRoute = INT64_MAX;
+/// bad_route of a rank whose host refused the arguments of the call.
+inline constexpr std::int64_t kRefusedCall = -1;
 
 /// The windows of one rank as this rank's device addresses them.
 struct PeerWindows {

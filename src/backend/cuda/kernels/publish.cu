@@ -26,7 +26,8 @@ __global__ void begin_call(const __grid_constant__ PublishArgs args) {
   CallFrame frame{};
   frame.gather_epoch = state.gather_epoch;
   *args.frame = frame;
-  *reinterpret_cast<PublishedHeader*>(args.ids_window) = {args.num_tokens, kNoBadRoute, 0};
+  *reinterpret_cast<PublishedHeader*>(args.ids_window) = {
+      args.num_tokens, args.is_refused ? kRefusedCall : kNoBadRoute, 0};
 }
 
 __global__ void publish(const __grid_constant__ PublishArgs args) {

@@ -19,6 +19,7 @@ struct PublishArgs {
   const void* ids = nullptr;  ///< [T, K]
   std::int64_t id_token_stride = 0;
   std::int64_t id_k_stride = 0;
+  std::int32_t is_refused = 0;  ///< the host refused its arguments: peers shall fail too
   std::int32_t ids_are_64_bit = 0;
   std::int32_t num_tokens = 0;
   std::int32_t top_k = 0;

@@ -101,6 +101,10 @@ __device__ void check_ids(const RouteArgs& args) {
   for (int rank = 0; rank < args.num_ranks; ++rank) {
     const PublishedHeader header = *published_header(args.windows[rank].ids);
     if (header.bad_route == kNoBadRoute) continue;
+    if (header.bad_route == kRefusedCall) {
+      fail(args, {FaultKind::kRefusedByPeer, rank, 0, 0, 0});
+      return;
+    }
     fail(args, {FaultKind::kBadExpertId, rank, header.bad_route, args.num_experts, header.bad_id});
     return;
   }

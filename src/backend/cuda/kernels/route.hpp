@@ -7,12 +7,12 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/call_state.hpp"
+#include "layout/cuda_layout.hpp"
 #include "layout/row_origin.hpp"
 
 namespace distmoe::cuda {
 
-/// Tokens of one source rank that one block of the routing kernels handles.
-inline constexpr int kRouteChunkTokens = 256;
+inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChunkTokens);
 /// Experts at most: the per-warp counts of a block fit its shared memory.
 inline constexpr int kMaxExperts = 8192;
 
