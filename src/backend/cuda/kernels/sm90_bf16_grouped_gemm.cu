@@ -63,13 +63,18 @@ bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_expert
 }
 
 cudaError_t prepare_grouped_gemm() {
-  const cudaError_t status = prepare<W13Policy>();
-  return status != cudaSuccess ? status : prepare<W2Policy>();
+  for (const cudaError_t status :
+       {prepare<W13Policy<false>>(), prepare<W13Policy<true>>(), prepare<W2Policy>()}) {
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
 }
 
 cudaError_t launch_w13_swiglu(const GroupedGemmArgs& args, const CUtensorMap& w13_map,
                               int num_blocks, cudaStream_t stream) {
-  return launch<W13Policy>(args, w13_map, num_blocks, stream);
+  return args.swiglu.is_clamped != 0
+             ? launch<W13Policy<true>>(args, w13_map, num_blocks, stream)
+             : launch<W13Policy<false>>(args, w13_map, num_blocks, stream);
 }
 
 cudaError_t launch_w2_scatter(const GroupedGemmArgs& args, const CUtensorMap& w2_map,

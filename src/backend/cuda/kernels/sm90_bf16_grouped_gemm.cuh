@@ -48,8 +48,9 @@ struct TensorCoordinates {
   std::int32_t values[kDims];
 };
 
+template <bool kIsClamped>
 struct W13Policy {
-  using Epilogue = SwigluEpilogue;
+  using Epilogue = SwigluEpilogue<kIsClamped>;
   static constexpr Product kProduct = Product::kW13;
   static constexpr bool kPulls = true;
   static constexpr int kColumnsPerWeightRow = 2;  ///< weight rows per output column
@@ -92,7 +93,7 @@ class StageConsumer {
   }
   __device__ __forceinline__ void advance() { stage_.advance(); }
   __device__ __forceinline__ void release(int slot) {
-    if (releases_) ptx::arrive_cluster(empty_ + slot);
+    if (releases_) ptx::arrive_after_reads(empty_ + slot);
   }
 
  private:
@@ -144,20 +145,51 @@ __device__ inline void skip_stages(StageConsumer& stages, int num_stages) {
   }
 }
 
+/// Where the rows of this block's tile go. Looked up before the product, so that the answer is there
+/// after it.
+class ResultRows {
+ public:
+  __device__ __forceinline__ ResultRows(const GroupedGemmArgs& args, const TileRows& rows,
+                                        int thread) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int row = thread + i * kWarpgroupThreads;
+      address_[i] = row < rows.count ? row_address(args.result, rows.begin + row) : 0;
+    }
+  }
+
+  /// Shows them to the warpgroup; its next barrier makes them visible.
+  __device__ __forceinline__ void share(GemmStorage& shared, const ConsumerThread& self) const {
+    sync_warpgroup(self.warpgroup);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int row = self.thread + i * kWarpgroupThreads;
+      if (row < kMaxTokensPerTile) shared.result_row[self.warpgroup][row] = address_[i];
+    }
+  }
+
+ private:
+  static constexpr int kPerThread = (kMaxTokensPerTile + kWarpgroupThreads - 1) / kWarpgroupThreads;
+  std::uint64_t address_[kPerThread];
+};
+
 template <typename Policy, int kN>
 __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmStorage& shared,
                                              StageConsumer& stages, const TileWork& work,
-                                             int num_stages, const ConsumerThread& self) {
+                                             const TileRows& rows, int num_stages,
+                                             const ConsumerThread& self) {
   using Epilogue = typename Policy::Epilogue;
   const int column = work.weight_row / Policy::kColumnsPerWeightRow +
                      self.warpgroup * Epilogue::kColumns;
   const TileBias bias = Epilogue::load_bias(args, work.expert, column, self);
+  const ResultRows result_rows(args, rows, self.thread);
   // NOTE: cleared, although the first wgmma could overwrite: left undefined, the accumulators of all
   // widths would stay alive from tile to tile and spill.
   Accumulators<kN> acc;
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
   accumulate<kN>(shared, stages, num_stages, self.warpgroup, acc);
+  result_rows.share(shared, self);
   store_tile<Epilogue, kN>(args, shared, acc, bias, column, self);
 }
 
@@ -165,22 +197,13 @@ __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmSt
 template <typename Policy, int kN = kMaxTokensPerTile>
 __device__ __forceinline__ void dispatch_width(const GroupedGemmArgs& args, GemmStorage& shared,
                                                StageConsumer& stages, const TileWork& work,
-                                               int num_stages, const ConsumerThread& self) {
+                                               const TileRows& rows, int num_stages,
+                                               const ConsumerThread& self) {
   if (work.rows_per_tile == kN) {
-    compute_tile<Policy, kN>(args, shared, stages, work, num_stages, self);
+    compute_tile<Policy, kN>(args, shared, stages, work, rows, num_stages, self);
   } else if constexpr (kN > 8) {
     constexpr int kNext = kN > 64 ? kN - 8 : kN > 16 ? kN - 16 : 8;
-    dispatch_width<Policy, kNext>(args, shared, stages, work, num_stages, self);
-  }
-}
-
-/// Where the rows of this block's tile go, for the epilogue of one warpgroup.
-__device__ inline void look_up_result_rows(const GroupedGemmArgs& args, GemmStorage& shared,
-                                           const TileRows& rows, const ConsumerThread& self) {
-  sync_warpgroup(self.warpgroup);
-  for (int i = self.thread; i < kMaxTokensPerTile; i += kWarpgroupThreads) {
-    shared.result_row[self.warpgroup][i] =
-        i < rows.count ? row_address(args.result, rows.begin + i) : 0;
+    dispatch_width<Policy, kNext>(args, shared, stages, work, rows, num_stages, self);
   }
 }
 
@@ -194,14 +217,13 @@ __device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmSt
                                thread % 32};
   const int num_stages = (args.k + kStageK - 1) / kStageK;
   StageConsumer stages(shared, self.lane);
-  WorkReader reader;
+  WorkReader<> reader;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
     if (work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup >= args.m) {
       skip_stages(stages, num_stages);
       continue;
     }
-    look_up_result_rows(args, shared, TileRows(work, cta_rank), self);
-    dispatch_width<Policy>(args, shared, stages, work, num_stages, self);
+    dispatch_width<Policy>(args, shared, stages, work, TileRows(work, cta_rank), num_stages, self);
   }
 }
 
@@ -230,7 +252,7 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
   ptx::cluster_sync();
   if constexpr (Policy::kPulls) {
     if (static_cast<int>(blockIdx.x / kClusterBlocks) < args.pull.num_pullers) {
-      pull_rows(args.pull, args.frame, args.k * 2);
+      pull_rows(args.pull, args.frame, shared, args.k * 2);
     }
   }
   if (threadIdx.x < kWarpgroupThreads) {

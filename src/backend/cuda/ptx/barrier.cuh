@@ -34,22 +34,13 @@ __device__ __forceinline__ void wait(std::uint64_t* barrier, std::uint32_t parit
 #endif
 }
 
-/// The same; what other blocks of the cluster wrote before they arrived is visible afterwards.
-__device__ __forceinline__ void wait_cluster(std::uint64_t* barrier, std::uint32_t parity) {
-#ifdef DISTMOE_TRAP_ON_STALL
-  for (int polls = 0; !cccl::mbarrier_try_wait_parity(cccl::sem_acquire, cccl::scope_cluster, barrier,
-                                                      parity);) {
-    if (++polls > (1 << 22)) asm volatile("trap;");
-  }
-#else
-  while (!cccl::mbarrier_try_wait_parity(cccl::sem_acquire, cccl::scope_cluster, barrier, parity)) {
-  }
-#endif
-}
-
-/// Arrives at a barrier found by twin_in_cluster.
-__device__ __forceinline__ void arrive_cluster(std::uint64_t* barrier) {
-  cccl::mbarrier_arrive(cccl::sem_release, cccl::scope_cluster, cccl::space_cluster, barrier);
+/// Arrives at a barrier found by twin_in_cluster, to say that this thread is done reading.
+/// NOTE: CCCL's wrapper releases at cluster scope, which costs a device-wide fence per arrival. Nothing
+/// that this thread wrote has to be seen by the other block, so that the default scope is enough.
+__device__ __forceinline__ void arrive_after_reads(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier)))
+               : "memory");
 }
 
 __device__ __forceinline__ void cluster_sync() {

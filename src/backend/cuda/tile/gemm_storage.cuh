@@ -51,6 +51,7 @@ struct GemmStorage {
   std::uint64_t empty[kStages];
   std::uint64_t work_full[kWorkSlots];
   std::uint64_t work_empty[kWorkSlots];  ///< used in the leading block only
+  std::int32_t pulled_chunk;             ///< drawn by a pulling block
 };
 static_assert(kTokenStageBytes % 1024 == 0, "stages hold whole swizzle atoms");
 static_assert(sizeof(GemmStorage) <= 227 * 1024, "shared memory of a Hopper block");

@@ -120,7 +120,7 @@ class TokenGather {
 __device__ inline void run_token_gather(const GroupedGemmArgs& args, GemmStorage& shared,
                                         std::uint32_t cta_rank) {
   TokenGather gather(static_cast<int>(threadIdx.x) - 32);
-  WorkReader reader;
+  WorkReader<> reader;
   StagePosition stage;
   const int num_stages = (args.k + kStageK - 1) / kStageK;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
@@ -159,7 +159,7 @@ __device__ void run_weight_load(const GroupedGemmArgs& args, const CUtensorMap& 
   TileSource source(args.frame, args.groups, Policy::kProduct,
                     (args.m + kWeightRows - 1) / kWeightRows, is_leader);
   WorkPublisher publisher;
-  WorkReader reader;
+  WorkReader<true> reader;
   StagePosition stage;
   if (is_leader) publisher.publish(shared, source.next());
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {

@@ -34,15 +34,15 @@ __device__ inline void pull_row(std::uint64_t source, std::uint64_t destination,
 }
 
 /// All threads of a pulling block; returns when no chunk is left to draw.
-__device__ inline void pull_rows(const GatherPull& pull, CallFrame* frame, int row_bytes) {
-  __shared__ int drawn;
+__device__ inline void pull_rows(const GatherPull& pull, CallFrame* frame, GemmStorage& shared,
+                                 int row_bytes) {
   const int num_rows = frame->num_gather_rows;
   const int warp = static_cast<int>(threadIdx.x / 32);
   constexpr int kWarps = kGemmThreads / 32;
   while (true) {
-    if (threadIdx.x == 0) drawn = atomicAdd(&frame->next_gather_chunk, 1);
+    if (threadIdx.x == 0) shared.pulled_chunk = atomicAdd(&frame->next_gather_chunk, 1);
     __syncthreads();
-    const int chunk = drawn;
+    const int chunk = shared.pulled_chunk;
     const int begin = chunk * kGatherChunkRows;
     if (begin >= num_rows) return;
     const int end = min(begin + kGatherChunkRows, num_rows);

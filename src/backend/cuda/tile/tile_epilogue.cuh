@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/ptx/approximate.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/shared_copy.cuh"
 #include "backend/cuda/tile/gemm_storage.cuh"
@@ -52,20 +53,18 @@ __device__ __forceinline__ float high_bf16(std::uint32_t packed) {
   return __uint_as_float(packed & 0xFFFF0000u);
 }
 
-/// s(z) = 1 / (1 + exp(-z)) with the hardware's exponential and reciprocal, about 2 ulp each.
-__device__ __forceinline__ float sigmoid(float z) {
-  return __fdividef(1.0f, 1.0f + __expf(-z));
-}
-
-/// h2 of one element, from gate and up as they are after rounding. NaN goes through the clamps.
-__device__ __forceinline__ float swiglu(const SwigluArgs& args, float gate, float up) {
-  if (args.is_clamped == 0) return gate * sigmoid(gate) * up;
-  const float g = gate > args.limit ? args.limit : gate;
-  const float u = up > args.limit ? args.limit : (up < -args.limit ? -args.limit : up);
-  return g * sigmoid(args.alpha * g) * (u + 1.0f);
+/// SwiGLU of one element, from gate and up as they are after rounding. NaN goes through the clamps.
+/// s(z) = 1 / (1 + 2^(-z log2 e)); `scale` is -log2 e (times alpha).
+template <bool kIsClamped>
+__device__ __forceinline__ float swiglu(float gate, float up, float scale, float limit) {
+  const float g = kIsClamped ? ptx::min_nan(gate, limit) : gate;
+  const float s = ptx::reciprocal_approx(1.0f + ptx::exp2_approx(g * scale));
+  if (!kIsClamped) return g * s * up;
+  return g * s * (ptx::max_nan(ptx::min_nan(up, limit), -limit) + 1.0f);
 }
 
 /// What W13 does with accumulators: rows r and r + 8 of a fragment are gate and up of one column of h2.
+template <bool kIsClamped>
 struct SwigluEpilogue {
   static constexpr int kColumns = kWeightRowsPerWarpgroup / 2;  ///< of a warpgroup
   static constexpr int kTokens = kStagingBytes / (kColumns * 2);  ///< of a pass
@@ -90,6 +89,9 @@ struct SwigluEpilogue {
   static __device__ __forceinline__ void stage(const GroupedGemmArgs& args,
                                                const Accumulators<kN>& acc, const TileBias& bias,
                                                std::uint32_t staging, const ConsumerThread& self) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    const float scale = kIsClamped ? -kLog2E * args.swiglu.alpha : -kLog2E;
+    const float limit = args.swiglu.limit;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       std::uint32_t matrix[kBlocks];
@@ -102,8 +104,8 @@ struct SwigluEpilogue {
         const float* d = &acc[i][4 * block];
         const std::uint32_t gate = pack_bf16(d[0] + bias.value[i][0], d[1] + bias.value[i][0]);
         const std::uint32_t up = pack_bf16(d[2] + bias.value[i][1], d[3] + bias.value[i][1]);
-        matrix[b] = pack_bf16(swiglu(args.swiglu, low_bf16(gate), low_bf16(up)),
-                              swiglu(args.swiglu, high_bf16(gate), high_bf16(up)));
+        matrix[b] = pack_bf16(swiglu<kIsClamped>(low_bf16(gate), low_bf16(up), scale, limit),
+                              swiglu<kIsClamped>(high_bf16(gate), high_bf16(up), scale, limit));
       }
       const int chunk = 4 * i + self.warp;
       ptx::stmatrix_x4_trans(

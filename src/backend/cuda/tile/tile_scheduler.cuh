@@ -108,11 +108,18 @@ class TileSource {
 class WorkPublisher {
  public:
   __device__ void publish(GemmStorage& shared, const TileWork& work) {
-    ptx::wait_cluster(&shared.work_empty[position_.slot], position_.parity ^ 1);
+    ptx::wait(&shared.work_empty[position_.slot], position_.parity ^ 1);
     const auto lane = threadIdx.x % 32;
     if (lane < kClusterBlocks) {
-      *ptx::twin_in_cluster(&shared.work[position_.slot], lane) = work;
-      ptx::arrive_cluster(ptx::twin_in_cluster(&shared.work_full[position_.slot], lane));
+      const std::int32_t words[2][4] = {
+          {work.expert, work.weight_row, work.row_begin, work.row_end},
+          {work.rows_per_tile, work.needs_gather, 0, 0}};
+      auto* twin = reinterpret_cast<std::int32_t*>(
+          ptx::twin_in_cluster(&shared.work[position_.slot], lane));
+      std::uint64_t* full = ptx::twin_in_cluster(&shared.work_full[position_.slot], lane);
+      for (int i = 0; i < 2; ++i) {
+        ::cuda::ptx::st_async(twin + 4 * i, words[i], full);
+      }
     }
     __syncwarp();
     position_.advance();
@@ -122,15 +129,21 @@ class WorkPublisher {
   RingPosition<kWorkSlots> position_;
 };
 
-/// One warp's view of the work ring.
+/// One warp's view of the work ring. One reader per block announces the bytes that make a slot full.
+template <bool kAnnounces = false>
 class WorkReader {
  public:
   __device__ TileWork next(GemmStorage& shared) {
-    ptx::wait_cluster(&shared.work_full[position_.slot], position_.parity);
+    if (kAnnounces && threadIdx.x % 32 == 0) {
+      ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                             ::cuda::ptx::space_shared,
+                                             &shared.work_full[position_.slot], sizeof(TileWork));
+    }
+    ptx::wait(&shared.work_full[position_.slot], position_.parity);
     const TileWork work = shared.work[position_.slot];
     __syncwarp();
     if (threadIdx.x % 32 == 0) {
-      ptx::arrive_cluster(ptx::twin_in_cluster(&shared.work_empty[position_.slot], 0));
+      ptx::arrive_after_reads(ptx::twin_in_cluster(&shared.work_empty[position_.slot], 0));
     }
     position_.advance();
     return work;
