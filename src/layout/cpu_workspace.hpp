@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The workspace of one worker thread of the CPU backend: a tile of FP32 sums, the rows that its
-// epilogue is working on, what the matrix library asks for, and operands widened to FP32 on machines
-// without BF16 products. Its size depends on D and F alone, never on the load.
+// The workspace of one worker thread of the CPU backend: a tile of FP32 sums, what the matrix
+// library asks for, and operands widened to FP32 on machines without BF16 products. Its size depends
+// on D and F alone, never on the load.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,6 @@ namespace distmoe {
 inline constexpr std::int64_t kCpuRowBlock = 512;
 /// Output columns of one task. W13 takes half of them from the gate and half from the up rows.
 inline constexpr std::int64_t kCpuTileColumns = 512;
-/// Rows that the epilogue turns into row-major order at a time.
-inline constexpr std::int64_t kCpuEpilogueRows = 32;
 /// Operands widened to FP32 at a time.
 inline constexpr std::int64_t kCpuWidenedRows = 128;
 inline constexpr std::int64_t kCpuWidenedColumns = 64;
@@ -28,7 +26,6 @@ inline constexpr std::int64_t kCpuLibraryScratchBytes = std::int64_t{2} << 20;
 /// Byte offsets of the parts, and the size of the whole.
 struct CpuWorkspaceLayout {
   std::int64_t tile = 0;             ///< FP32 [kCpuTileColumns * kCpuRowBlock]
-  std::int64_t rows = 0;             ///< FP32 [kCpuEpilogueRows * kCpuTileColumns]
   std::int64_t bias = 0;             ///< FP32 [kCpuTileColumns]
   std::int64_t library_scratch = 0;  ///< kCpuLibraryScratchBytes
   std::int64_t widened_rows = 0;     ///< FP32 [kCpuWidenedRows * max(D, F)]
@@ -39,7 +36,6 @@ struct CpuWorkspaceLayout {
     const std::int64_t depth = std::max(config.hidden_dim, config.intermediate_dim);
     constexpr std::int64_t kFloatBytes = sizeof(float);
     tile = take(kCpuTileColumns * kCpuRowBlock * kFloatBytes);
-    rows = take(kCpuEpilogueRows * kCpuTileColumns * kFloatBytes);
     bias = take(kCpuTileColumns * kFloatBytes);
     library_scratch = take(kCpuLibraryScratchBytes);
     widened_rows = take(checked_mul(depth, kCpuWidenedRows * kFloatBytes));

@@ -16,7 +16,7 @@ namespace distmoe::conformance {
 namespace {
 
 class Memory : public testing::TestWithParam<MoeCase> {};
-INSTANTIATE_TEST_SUITE_P(Laws, Memory, testing::ValuesIn(all_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Laws, Memory, testing::ValuesIn(combine_cases()), case_name);
 
 TEST_P(Memory, AContextAllocatesItsPlanToTheByte) {
   MoeProblem problem = make_problem(

@@ -26,6 +26,14 @@ std::vector<MoeCase> some_cases() {
   return {{.ranks = 1, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 8}};
 }
 
+std::vector<MoeCase> combine_cases() {
+  std::vector<MoeCase> cases = some_cases();
+  for (const int ranks : {2, 3, 8}) {
+    cases.push_back({.ranks = ranks, .num_threads = 2, .combine = Combine::kPerRank});
+  }
+  return cases;
+}
+
 std::vector<MoeCase> group_cases() {
   return {{.ranks = 2, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 5}};
 }

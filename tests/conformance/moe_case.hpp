@@ -38,6 +38,8 @@ inline std::string case_name(const testing::TestParamInfo<MoeCase>& info) {
 std::vector<MoeCase> all_cases();
 /// P = 1, 3 and 8 with per_route: for laws that look at shapes and values rather than at ranks.
 std::vector<MoeCase> some_cases();
+/// The same, and per_rank: for laws that look at what a sum is made of.
+std::vector<MoeCase> combine_cases();
 /// Two ranks and more: for laws about peers.
 std::vector<MoeCase> group_cases();
 

@@ -76,8 +76,8 @@ TEST_F(RunBadInput, RefusesIdsBeyond32BitsInsteadOfTruncatingThem) {
 
 // reports: A30, A31
 TEST_F(RunBadInput, TakesInt32AndInt64IdsAlikeAndNamesEveryOtherType) {
-  std::vector<std::int64_t> ids;
-  for (std::int64_t i = 0; i < 40 * 6; ++i) ids.push_back(i * 5 % 16);
+  std::vector<std::int64_t> ids(40 * 6);
+  for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<std::int64_t>(i * 5 % 16);
   const SampleInput input(40, 6, kHidden, ids);
   EXPECT_TRUE(y_of(input, {}, DType::kI32) == y_of(input, {}, DType::kI64));
   std::filesystem::remove(file("y"));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cpu/elementwise.hpp"
 
-#include <algorithm>
 #include <bit>
 
 #include "backend/cpu/simd.hpp"
@@ -86,38 +85,6 @@ void add_scaled(const BF16* row, float score, float* acc, std::int64_t n) {
 DISTMOE_SIMD_CLONES
 void add(const float* row, float* acc, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) acc[i] += row[i];
-}
-
-DISTMOE_SIMD_CLONES
-void transpose(const float* tile, std::int64_t tile_stride, float* rows, std::int64_t num_rows,
-               std::int64_t num_columns) {
-  // Blocks of 16 x 16 keep both sides in whole cache lines.
-  constexpr std::int64_t kBlock = 16;
-  for (std::int64_t m0 = 0; m0 < num_rows; m0 += kBlock) {
-    const std::int64_t m1 = std::min(num_rows, m0 + kBlock);
-    for (std::int64_t c0 = 0; c0 < num_columns; c0 += kBlock) {
-      const std::int64_t c1 = std::min(num_columns, c0 + kBlock);
-      if (m1 - m0 == kBlock && c1 - c0 == kBlock) {
-        float block[kBlock][kBlock];
-        for (std::int64_t c = 0; c < kBlock; ++c) {
-          for (std::int64_t m = 0; m < kBlock; ++m) {
-            block[m][c] = tile[(c0 + c) * tile_stride + m0 + m];
-          }
-        }
-        for (std::int64_t m = 0; m < kBlock; ++m) {
-          for (std::int64_t c = 0; c < kBlock; ++c) {
-            rows[(m0 + m) * num_columns + c0 + c] = block[m][c];
-          }
-        }
-      } else {
-        for (std::int64_t m = m0; m < m1; ++m) {
-          for (std::int64_t c = c0; c < c1; ++c) {
-            rows[m * num_columns + c] = tile[c * tile_stride + m];
-          }
-        }
-      }
-    }
-  }
 }
 
 DISTMOE_SIMD_CLONES

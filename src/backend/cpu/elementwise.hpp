@@ -27,10 +27,6 @@ void add_scaled(const BF16* row, float score, float* acc, std::int64_t n);
 /// acc[i] += row[i].
 void add(const float* row, float* acc, std::int64_t n);
 
-/// rows[m * num_columns + c] = tile[c * tile_stride + m] for m < num_rows, c < num_columns.
-void transpose(const float* tile, std::int64_t tile_stride, float* rows, std::int64_t num_rows,
-               std::int64_t num_columns);
-
 /// out[i] = fp32(in[i]).
 void widen(const BF16* in, float* out, std::int64_t n);
 

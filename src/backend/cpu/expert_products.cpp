@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Steps 3b and 4: the products of the experts. A task is one block of rows of one expert times one
-// slab of weight rows; the cut depends on the expert's rows and on F and D alone, so that neither the
-// number of ranks nor that of threads changes a bit.
+// slab of weight rows; the cut depends on the expert's rows and on F and D alone, so that neither
+// the number of ranks nor that of threads changes a bit.
 #include <algorithm>
 
 #include "backend/cpu/cpu_backend.hpp"
@@ -21,16 +21,18 @@ const float* bias_of(const BiasRows& bias, std::int64_t expert, std::int64_t fir
   return buffer;
 }
 
-/// out(m, n) = bf16(tile(m, n) + bias(n)), rows of `out` out_stride apart.
-void store_rounded(const ProductTile& tile, const float* bias, BF16* out, std::int64_t out_stride,
-                   const Workspace& workspace) {
-  for (std::int64_t m = 0; m < tile.num_rows; m += kCpuEpilogueRows) {
-    const std::int64_t count = std::min(kCpuEpilogueRows, tile.num_rows - m);
-    const float* rows = rows_of(tile, m, count, workspace.rows);
-    for (std::int64_t row = 0; row < count; ++row) {
-      round_with_bias(rows + row * tile.num_columns, bias, out + (m + row) * out_stride,
-                      tile.num_columns);
-    }
+struct RoundedRows {
+  BF16* data = nullptr;
+  std::int64_t row_stride = 0;
+};
+
+/// out(m, n) = bf16(sum_k rows(m, k) * weights(n, k) + bias(n)); a null bias adds nothing.
+void project(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
+             const float* bias, const RoundedRows& out, const Workspace& workspace) {
+  multiply(rows, weights, depth, workspace.tile, workspace);
+  for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+    round_with_bias(workspace.tile + row * weights.num_rows, bias, out.data + row * out.row_stride,
+                    weights.num_rows);
   }
 }
 
@@ -69,20 +71,18 @@ void CpuBackend::w13_swiglu_task(const ForwardCall& call, std::int64_t task_idx,
   const ExpertMatrices& experts = call.experts;
   const std::int64_t intermediate = setup_.config.intermediate_dim;
   const MatrixView rows{x_.row(task.first_row), task.num_rows, x_.width};
-  const std::int64_t first_weight = task.expert * experts.w13_expert_stride +
-                                    task.first_column * experts.w13_row_stride;
+  const std::int64_t first_weight =
+      task.expert * experts.w13_expert_stride + task.first_column * experts.w13_row_stride;
   BF16* gate = h1_.row(task.first_row) + task.first_column;
   BF16* up = gate + intermediate;
 
-  const auto project = [&](const BF16* weights, const BiasRows& bias, BF16* out) {
-    const MatrixView slab{weights + first_weight, task.num_columns, experts.w13_row_stride};
-    const ProductTile tile = multiply(rows, slab, x_.width, workspace.tile, workspace);
-    store_rounded(tile,
-                  bias_of(bias, task.expert, task.first_column, task.num_columns, workspace.bias),
-                  out, h1_.width, workspace);
+  const auto project_half = [&](const BF16* weights, const BiasRows& bias, BF16* out) {
+    project(rows, {weights + first_weight, task.num_columns, experts.w13_row_stride}, x_.width,
+            bias_of(bias, task.expert, task.first_column, task.num_columns, workspace.bias),
+            {out, h1_.width}, workspace);
   };
-  project(experts.gate, experts.gate_bias, gate);
-  project(experts.up, experts.up_bias, up);
+  project_half(experts.gate, experts.gate_bias, gate);
+  project_half(experts.up, experts.up_bias, up);
 
   const auto alpha = static_cast<float>(setup_.config.swiglu_alpha);
   const auto limit = static_cast<float>(setup_.config.swiglu_limit);
@@ -118,11 +118,9 @@ void CpuBackend::w2_task(const ForwardCall& call, std::int64_t task_idx, int wor
   const MatrixView slab{experts.w2 + task.expert * experts.w2_expert_stride +
                             task.first_column * experts.w2_row_stride,
                         task.num_columns, experts.w2_row_stride};
-  const ProductTile tile = multiply(rows, slab, h2_.width, workspace.tile, workspace);
-  store_rounded(tile,
-                bias_of(experts.bias2, task.expert, task.first_column, task.num_columns,
-                        workspace.bias),
-                h3_.row(task.first_row) + task.first_column, h3_.width, workspace);
+  project(rows, slab, h2_.width,
+          bias_of(experts.bias2, task.expert, task.first_column, task.num_columns, workspace.bias),
+          {h3_.row(task.first_row) + task.first_column, h3_.width}, workspace);
 }
 
 }  // namespace distmoe::cpu

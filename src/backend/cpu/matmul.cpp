@@ -17,12 +17,6 @@ namespace {
 
 using dnnl::memory;
 
-// NOTE: with few rows the weights, as the large operand, are packed by the library at every call:
-// 1.2 times the time at 128 rows. Swapped, so that the rows are packed instead, the product streams
-// the weights once (oneDNN 2.6.3, Zen 4, [128 x 2048] x [2048 x 768]: 199 -> 217 GFLOP/s). At 16 rows
-// and fewer the vector registers of the swapped form stay partly empty (128 against 88 GFLOP/s).
-constexpr std::int64_t kFewRows = 16;
-
 // NOTE: every distinct number of rows makes the library generate code, 90 KB of it at [256 x 2048];
 // its default of 1024 cached products could hold 90 MB.
 constexpr int kCachedProducts = 256;
@@ -74,8 +68,9 @@ void execute(const dnnl::matmul::primitive_desc& product, const memory& a, const
   stream.wait();
 }
 
-/// While it lives, the matrix library stays on the calling thread. oneDNN asks the OpenMP runtime that
-/// it was built with, whose setting is the thread's own and may be the caller's: it is put back.
+/// While it lives, the matrix library stays on the calling thread. oneDNN asks the OpenMP runtime
+/// that it was built with, whose setting is the thread's own and may be the caller's: it is put
+/// back.
 class SingleThreaded {
  public:
   SingleThreaded() {
@@ -112,12 +107,17 @@ struct Operand {
   std::int64_t row_stride;
 };
 
-/// out[i * b.num_rows + j] = sum_k a(i, k) * b(j, k).
+/// out[i * out_stride + j] = sum_k a(i, k) * b(j, k).
+// NOTE: the rows of x are `a`. Swapped, the rows would fill vector registers and the library would
+// pack them instead of the weights: 210 against 203 GFLOP/s at 128 rows, but 168 against 203 at 129
+// and 70 against 131 at 24, and routing brings any number (oneDNN 2.6.3, Zen 4, one core, depth
+// 2048).
 void multiply_transposed(memory::data_type type, const Operand& a, const Operand& b,
-                         std::int64_t depth, float* out, const Workspace& workspace) {
+                         std::int64_t depth, float* out, std::int64_t out_stride,
+                         const Workspace& workspace) {
   const memory::desc a_desc({a.num_rows, depth}, type, {a.row_stride, 1});
   const memory::desc b_desc({depth, b.num_rows}, type, {1, b.row_stride});
-  const memory::desc out_desc({a.num_rows, b.num_rows}, memory::data_type::f32, {b.num_rows, 1});
+  const memory::desc out_desc({a.num_rows, b.num_rows}, memory::data_type::f32, {out_stride, 1});
   const auto view = [](const memory::desc& desc, const void* data) {
     return memory(desc, engine(), const_cast<void*>(data));
   };
@@ -125,14 +125,11 @@ void multiply_transposed(memory::data_type type, const Operand& a, const Operand
           view(out_desc, out), workspace);
 }
 
-ProductTile multiply_bf16(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
-                          float* tile_data, const Workspace& workspace) {
+void multiply_bf16(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
+                   float* tile, const Workspace& workspace) {
   const Operand x{rows.data, rows.num_rows, rows.row_stride};
   const Operand w{weights.data, weights.num_rows, weights.row_stride};
-  const bool columns_first = rows.num_rows > kFewRows;
-  multiply_transposed(memory::data_type::bf16, columns_first ? w : x, columns_first ? x : w, depth,
-                      tile_data, workspace);
-  return {tile_data, rows.num_rows, weights.num_rows, columns_first};
+  multiply_transposed(memory::data_type::bf16, x, w, depth, tile, weights.num_rows, workspace);
 }
 
 Operand widen_rows(const MatrixView& matrix, std::int64_t first, std::int64_t count,
@@ -143,24 +140,19 @@ Operand widen_rows(const MatrixView& matrix, std::int64_t first, std::int64_t co
   return {out, count, depth};
 }
 
-/// The same in FP32: blocks of kCpuWidenedColumns weights times blocks of kCpuWidenedRows rows, each
-/// product into its own part of the tile.
-ProductTile multiply_f32(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
-                         float* tile_data, const Workspace& workspace) {
+/// The same in FP32: blocks of kCpuWidenedColumns weights times blocks of kCpuWidenedRows rows.
+void multiply_f32(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
+                  float* tile, const Workspace& workspace) {
   for (std::int64_t m = 0; m < rows.num_rows; m += kCpuWidenedRows) {
     const std::int64_t num_m = std::min(kCpuWidenedRows, rows.num_rows - m);
     const Operand x = widen_rows(rows, m, num_m, depth, workspace.widened_rows);
     for (std::int64_t n = 0; n < weights.num_rows; n += kCpuWidenedColumns) {
       const std::int64_t num_n = std::min(kCpuWidenedColumns, weights.num_rows - n);
       const Operand w = widen_rows(weights, n, num_n, depth, workspace.widened_columns);
-      multiply_transposed(memory::data_type::f32, x, w, depth, workspace.rows, workspace);
-      for (std::int64_t row = 0; row < num_m; ++row) {
-        std::copy_n(workspace.rows + row * num_n, num_n,
-                    tile_data + (m + row) * weights.num_rows + n);
-      }
+      multiply_transposed(memory::data_type::f32, x, w, depth, tile + m * weights.num_rows + n,
+                          weights.num_rows, workspace);
     }
   }
-  return {tile_data, rows.num_rows, weights.num_rows, false};
 }
 
 MatmulKind choose_kind() {
@@ -191,18 +183,10 @@ const char* instruction_set() {
 
 Workspace::Workspace(std::byte* base, const CpuWorkspaceLayout& layout)
     : tile(reinterpret_cast<float*>(base + layout.tile)),
-      rows(reinterpret_cast<float*>(base + layout.rows)),
       bias(reinterpret_cast<float*>(base + layout.bias)),
       library_scratch(base + layout.library_scratch),
       widened_rows(reinterpret_cast<float*>(base + layout.widened_rows)),
       widened_columns(reinterpret_cast<float*>(base + layout.widened_columns)) {}
-
-const float* rows_of(const ProductTile& tile, std::int64_t first_row, std::int64_t count,
-                     float* buffer) {
-  if (!tile.columns_first) return tile.data + first_row * tile.num_columns;
-  transpose(tile.data + first_row, tile.num_rows, buffer, count, tile.num_columns);
-  return buffer;
-}
 
 MatmulKind matmul_kind() {
   static const MatmulKind kind = choose_kind();
@@ -216,13 +200,15 @@ std::string describe_matmul() {
                 instruction_set(), ")");
 }
 
-ProductTile multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
-                     float* tile_data, const Workspace& workspace) {
+void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
+              const Workspace& workspace) {
   const SingleThreaded single_threaded;
   try {
-    return matmul_kind() == MatmulKind::kBF16
-               ? multiply_bf16(rows, weights, depth, tile_data, workspace)
-               : multiply_f32(rows, weights, depth, tile_data, workspace);
+    if (matmul_kind() == MatmulKind::kBF16) {
+      multiply_bf16(rows, weights, depth, tile, workspace);
+    } else {
+      multiply_f32(rows, weights, depth, tile, workspace);
+    }
   } catch (const dnnl::error& error) {
     const bool out_of_memory = error.status == dnnl_out_of_memory;
     throw_error(out_of_memory ? ErrorCode::kOutOfMemory : ErrorCode::kInternal,
