@@ -152,6 +152,9 @@ Problem::Problem(const ProblemShape& s)
   w13_args.m = static_cast<int>(2 * f);
   w13_args.k = w2_args.m = static_cast<int>(d);
   w2_args.k = static_cast<int>(f);
+  const auto lead = [](const char* name) { const char* v = std::getenv(name); return v ? std::atoi(v) : 0; };
+  w13_args.head_lead = lead("H13"); w13_args.tail_lead = lead("T13");
+  w2_args.head_lead = lead("H2"); w2_args.tail_lead = lead("T2");
   w13_args.timeout_ns = 1'000'000'000;
   w13_args.swiglu.is_clamped = s.is_clamped ? 1 : 0;
   if (s.has_bias) {

@@ -103,10 +103,45 @@ class StageConsumer {
   bool releases_;
 };
 
+/// Makes warpgroup 0 run ahead of warpgroup 1 at both ends of a tile, so that each has the tensor cores
+/// for itself while the other is in its epilogue. In between they take turns.
+class WarpgroupOrder {
+ public:
+  __device__ __forceinline__ WarpgroupOrder(const GroupedGemmArgs& args, int num_stages, int warpgroup)
+      : is_first_(warpgroup == 0), is_used_(num_stages >= 2 * kStages) {
+    const int head = args.head_lead;
+    const int tail = args.tail_lead;
+    head_at_ = is_used_ && head > 0 ? (is_first_ ? head : 0) : -1;
+    tail_at_ = is_used_ && tail > 0 ? (is_first_ ? num_stages : num_stages - tail) : -1;
+  }
+
+  /// Before the products of `stage`; stage == num_stages: after all of them.
+  __device__ __forceinline__ void at(int stage) const {
+    if (stage == head_at_) meet(NamedBarrier::kHeadLead);
+    if (stage == tail_at_) meet(NamedBarrier::kTailLead);
+  }
+
+ private:
+  __device__ __forceinline__ void meet(NamedBarrier barrier) const {
+    constexpr int kThreads = kConsumerWarpgroups * kWarpgroupThreads;
+    if (is_first_) {
+      ptx::named_barrier_arrive<kThreads>(static_cast<int>(barrier));
+    } else {
+      ptx::named_barrier_sync<kThreads>(static_cast<int>(barrier));
+    }
+  }
+
+  bool is_first_;
+  bool is_used_;
+  int head_at_;
+  int tail_at_;
+};
+
 /// acc += weights x tokens^T over all of k.
 template <int kN>
 __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& stages,
-                                           int num_stages, int warpgroup, Accumulators<kN>& acc) {
+                                           int num_stages, int warpgroup, const WarpgroupOrder& order,
+                                           Accumulators<kN>& acc) {
   constexpr int kInstructionK = 16;
   constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
   constexpr std::uint64_t kStepM = 64 * kRowBytes >> 4;
@@ -116,6 +151,7 @@ __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& s
   const std::uint64_t tokens = ptx::swizzled_descriptor(ptx::shared_address(shared.tokens));
   int previous = -1;
   for (int stage = 0; stage < num_stages; ++stage) {
+    order.at(stage);
     const int slot = stages.acquire();
     // cp.async wrote the tokens as ordinary memory accesses; wgmma reads through the async proxy.
     ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
@@ -133,13 +169,16 @@ __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& s
     previous = slot;
     stages.advance();
   }
+  order.at(num_stages);
   ptx::wgmma_wait<0>();
   stages.release(previous);
 }
 
 /// A warpgroup whose weight rows all lie beyond the matrix only passes the stages on.
-__device__ inline void skip_stages(StageConsumer& stages, int num_stages) {
+__device__ inline void skip_stages(StageConsumer& stages, int num_stages,
+                                   const WarpgroupOrder& order) {
   for (int stage = 0; stage < num_stages; ++stage) {
+    order.at(stage);
     stages.release(stages.acquire());
     stages.advance();
   }
@@ -188,7 +227,8 @@ __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmSt
   Accumulators<kN> acc;
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
-  accumulate<kN>(shared, stages, num_stages, self.warpgroup, acc);
+  accumulate<kN>(shared, stages, num_stages, self.warpgroup,
+                 WarpgroupOrder(args, num_stages, self.warpgroup), acc);
   result_rows.share(shared, self);
   store_tile<Epilogue, kN>(args, shared, acc, bias, column, self);
 }
@@ -216,11 +256,12 @@ __device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmSt
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
                                thread % 32};
   const int num_stages = (args.k + kStageK - 1) / kStageK;
+  const WarpgroupOrder order(args, num_stages, self.warpgroup);
   StageConsumer stages(shared, self.lane);
   WorkReader<> reader;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
     if (work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup >= args.m) {
-      skip_stages(stages, num_stages);
+      skip_stages(stages, num_stages, order);
       continue;
     }
     dispatch_width<Policy>(args, shared, stages, work, TileRows(work, cta_rank), num_stages, self);

@@ -62,6 +62,7 @@ struct GroupedGemmArgs {
   std::uint64_t timeout_ns = 0;  ///< of the wait for pulled rows
   std::int32_t m = 0;            ///< weight rows of one expert: 2F or D
   std::int32_t k = 0;            ///< D or F; a multiple of 8
+  std::int32_t head_lead = 0, tail_lead = 0;
 };
 
 /// Where the two halves of W13 lie: elements between two rows of gate (or of up), from gate to up of

@@ -84,7 +84,7 @@ class TokenGather {
     num_rows_ = max(0, (rows.count - first_row_ + kRowStep - 1) / kRowStep);
     k_left_ = args.k - chunk_ * (kChunkBytes / 2);
     const int first = rows.begin + first_row_;
-    if (needs_gather) {
+    if (needs_gather && args.pull.gather_index != nullptr) {
 #pragma unroll 1
       for (int i = 0; i < num_rows_; ++i) wait_for_row(args, first + i * kRowStep);
     }

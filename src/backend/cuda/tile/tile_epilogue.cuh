@@ -187,27 +187,40 @@ __device__ __forceinline__ void store_rows(std::uint32_t staging, const std::uin
 }
 
 /// Named barriers; 0 is __syncthreads.
-enum class NamedBarrier : int { kAll = 0, kFirstWarpgroup = 1 };
+enum class NamedBarrier : int { kAll = 0, kFirstWarpgroup = 1, kHeadLead = 3, kTailLead = 4 };
 
 __device__ __forceinline__ void sync_warpgroup(int warpgroup) {
   ptx::named_barrier_sync<kWarpgroupThreads>(static_cast<int>(NamedBarrier::kFirstWarpgroup) +
                                              warpgroup);
 }
 
-/// All passes of a tile from kPass on.
-template <typename Epilogue, int kN, int kPass = 0>
+/// All passes of a tile from kPass on, whose own is staged. The next one is staged before this one's
+/// rows are stored, so that one's latency hides the other's.
+template <typename Epilogue, int kN, int kPass>
+__device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmStorage& shared,
+                                             const Accumulators<kN>& acc, const TileBias& bias,
+                                             int column, const ConsumerThread& self) {
+  constexpr bool kHasNext = (kPass + 1) * Epilogue::kTokens < kN;
+  const std::uint32_t staging = ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]);
+  sync_warpgroup(self.warpgroup);
+  if constexpr (kHasNext) {
+    Epilogue::template stage<kN, kPass + 1>(
+        args, acc, bias, ptx::shared_address(shared.staging[self.warpgroup][(kPass + 1) % 2]), self);
+  }
+  store_rows<Epilogue, kN>(staging, shared.result_row[self.warpgroup], kPass * Epilogue::kTokens,
+                           column, Epilogue::width(args), self.thread);
+  if constexpr (kHasNext) {
+    store_staged<Epilogue, kN, kPass + 1>(args, shared, acc, bias, column, self);
+  }
+}
+
+template <typename Epilogue, int kN>
 __device__ __forceinline__ void store_tile(const GroupedGemmArgs& args, GemmStorage& shared,
                                            const Accumulators<kN>& acc, const TileBias& bias,
                                            int column, const ConsumerThread& self) {
-  if constexpr (kPass * Epilogue::kTokens < kN) {
-    const std::uint32_t staging =
-        ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]);
-    Epilogue::template stage<kN, kPass>(args, acc, bias, staging, self);
-    sync_warpgroup(self.warpgroup);
-    store_rows<Epilogue, kN>(staging, shared.result_row[self.warpgroup], kPass * Epilogue::kTokens,
-                             column, Epilogue::width(args), self.thread);
-    store_tile<Epilogue, kN, kPass + 1>(args, shared, acc, bias, column, self);
-  }
+  Epilogue::template stage<kN, 0>(args, acc, bias,
+                                  ptx::shared_address(shared.staging[self.warpgroup][0]), self);
+  store_staged<Epilogue, kN, 0>(args, shared, acc, bias, column, self);
 }
 
 }  // namespace distmoe::cuda
