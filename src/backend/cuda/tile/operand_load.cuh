@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The producer roles of the grouped GEMM: weights by TMA, half a tile per block and multicast to both;
-// token rows by 16-byte asynchronous copies through their addresses into the same 128-byte swizzle
-// that TMA writes. Both complete on the stage's "full" barrier.
+// The producer roles of the grouped GEMM: weights by TMA, half a tile per block and multicast to
+// both; token rows by 16-byte asynchronous copies through their addresses into the same 128-byte
+// swizzle that TMA writes. Both complete on the stage's "full" barrier.
 #pragma once
 
 #include <cuda.h>
@@ -63,8 +63,8 @@ __device__ inline void wait_for_row(const GroupedGemmArgs& args, int row) {
   }
 }
 
-/// Copies the token rows of one stage after the other. Eight threads share a row; a thread's rows are
-/// kRowStep apart.
+/// Copies the token rows of one stage after the other. Eight threads share a row; a thread's rows
+/// are kRowStep apart.
 class TokenGather {
  public:
   static constexpr int kChunkBytes = 16;
@@ -101,7 +101,8 @@ class TokenGather {
 #pragma unroll
     for (int i = 0; i < kMaxRows; ++i) {
       if (i >= num_rows_) continue;
-      ptx::cp_async_16(stage_address + offset_[i % 2] + i * kRowStep * kRowBytes, source_[i], bytes);
+      ptx::cp_async_16(stage_address + offset_[i % 2] + i * kRowStep * kRowBytes, source_[i],
+                       bytes);
       source_[i] += kRowBytes;
     }
     k_left_ -= kStageK;
@@ -148,8 +149,8 @@ __device__ __forceinline__ void load_weights(const CUtensorMap& map, GemmStorage
                                     coordinates.values, &shared.full[slot], kBothBlocks);
 }
 
-/// Role of the warp that loads weights; in the leading block it draws the tiles as well: the next one
-/// while the ring is full, so that looking it up costs no time.
+/// Role of the warp that loads weights; in the leading block it draws the tiles as well: the next
+/// one while the ring is full, so that looking it up costs no time.
 template <typename Policy>
 __device__ void run_weight_load(const GroupedGemmArgs& args, const CUtensorMap& map,
                                 GemmStorage& shared, std::uint32_t cta_rank) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Persistent, dynamic schedule of the grouped GEMM. One warp of each cluster's leading block draws
-// tile numbers from a counter in the call frame, looks up what they stand for and writes it into the
-// work rings of both blocks, where every role reads it.
+// tile numbers from a counter in the call frame, looks up what they stand for and writes it into
+// the work rings of both blocks, where every role reads it.
 //
 // Order: groups as they stand in the table; inside a group weight tiles from first to last and, for
 // each, all token pairs, so that clusters that run at a time share weights (all pairs) and tokens
-// (consecutive weight tiles) in L2. Groups of many pairs are cut into blocks of at most kPairsAtATime.
+// (consecutive weight tiles) in L2. Groups of many pairs are cut into blocks of at most
+// kPairsAtATime.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ inline constexpr std::uint32_t kAllLanes = 0xFFFFFFFFu;
 class TileSource {
  public:
   /// Only the leading block's source draws.
-  __device__ TileSource(CallFrame* frame, const TileGroup* groups, Product product, int weight_tiles,
-                        bool is_leader)
+  __device__ TileSource(CallFrame* frame, const TileGroup* groups, Product product,
+                        int weight_tiles, bool is_leader)
       : counter_(&frame->next_tile[static_cast<int>(product)]),
         groups_(groups),
         num_groups_(frame->num_groups),
@@ -114,8 +115,8 @@ class WorkPublisher {
       const std::int32_t words[2][4] = {
           {work.expert, work.weight_row, work.row_begin, work.row_end},
           {work.rows_per_tile, work.needs_gather, 0, 0}};
-      auto* twin = reinterpret_cast<std::int32_t*>(
-          ptx::twin_in_cluster(&shared.work[position_.slot], lane));
+      auto* twin =
+          reinterpret_cast<std::int32_t*>(ptx::twin_in_cluster(&shared.work[position_.slot], lane));
       std::uint64_t* full = ptx::twin_in_cluster(&shared.work_full[position_.slot], lane);
       for (int i = 0; i < 2; ++i) {
         ::cuda::ptx::st_async(twin + 4 * i, words[i], full);
@@ -129,7 +130,8 @@ class WorkPublisher {
   RingPosition<kWorkSlots> position_;
 };
 
-/// One warp's view of the work ring. One reader per block announces the bytes that make a slot full.
+/// One warp's view of the work ring. One reader per block announces the bytes that make a slot
+/// full.
 template <bool kAnnounces = false>
 class WorkReader {
  public:

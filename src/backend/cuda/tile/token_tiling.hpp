@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How the rows of one expert are cut into tiles of the grouped GEMM. Weights are the M side of the
-// product and token rows the N side, so that a tile has any multiple of eight rows and only real rows
-// are paid for. Two neighbouring tiles form a pair: the cluster of two blocks that shares weights.
+// product and token rows the N side, so that a tile has any multiple of eight rows and only real
+// rows are paid for. Two neighbouring tiles form a pair: the cluster of two blocks that shares
+// weights.
 #pragma once
 
 #include <cstdint>
