@@ -14,7 +14,7 @@
 //   tokens    R rows of k     through addresses (or base + stride)
 //   result    R rows          through addresses (or base + stride); peers' memory too
 //
-// A tile is 256 weight rows x rows_per_tile token rows (8, 16, 32, 48, 64, 72, ... 160); a cluster
+// A tile is 256 weight rows x up to 160 token rows, a multiple of eight; a cluster
 // of two blocks computes two neighbouring token tiles and shares the weights: each block loads half
 // of them for both. Roles of a block of 384 threads:
 //   warp 0        weights by TMA; in the leading block also draws tiles for the cluster
@@ -174,7 +174,8 @@ __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& s
   stages.release(previous);
 }
 
-/// A warpgroup whose weight rows all lie beyond the matrix only passes the stages on.
+/// A warpgroup that has no token rows, or whose weight rows all lie beyond the matrix, only passes
+/// the stages on.
 __device__ inline void skip_stages(StageConsumer& stages, int num_stages,
                                    const WarpgroupOrder& order) {
   for (int stage = 0; stage < num_stages; ++stage) {
@@ -182,18 +183,19 @@ __device__ inline void skip_stages(StageConsumer& stages, int num_stages,
     stages.release(stages.acquire());
     stages.advance();
   }
+  order.at(num_stages);
 }
 
 /// Where the rows of this block's tile go. Looked up before the product, so that the answer is
 /// there after it.
 class ResultRows {
  public:
-  __device__ __forceinline__ ResultRows(const GroupedGemmArgs& args, const TileRows& rows,
+  __device__ __forceinline__ ResultRows(const GroupedGemmArgs& args, const TileWork& work,
                                         int thread) {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int row = thread + i * kWarpgroupThreads;
-      address_[i] = row < rows.count ? row_address(args.result, rows.begin + row) : 0;
+      address_[i] = row < work.num_rows ? row_address(args.result, work.row_begin + row) : 0;
     }
   }
 
@@ -215,13 +217,12 @@ class ResultRows {
 template <typename Policy, int kN>
 __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmStorage& shared,
                                              StageConsumer& stages, const TileWork& work,
-                                             const TileRows& rows, int num_stages,
-                                             const ConsumerThread& self) {
+                                             int num_stages, const ConsumerThread& self) {
   using Epilogue = typename Policy::Epilogue;
   const int column =
       work.weight_row / Policy::kColumnsPerWeightRow + self.warpgroup * Epilogue::kColumns;
   const TileBias bias = Epilogue::load_bias(args, work.expert, column, self);
-  const ResultRows result_rows(args, rows, self.thread);
+  const ResultRows result_rows(args, work, self.thread);
   // NOTE: cleared, although the first wgmma could overwrite: left undefined, the accumulators of
   // all widths would stay alive from tile to tile and spill.
   Accumulators<kN> acc;
@@ -237,20 +238,18 @@ __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmSt
 template <typename Policy, int kN = kMaxTokensPerTile>
 __device__ __forceinline__ void dispatch_width(const GroupedGemmArgs& args, GemmStorage& shared,
                                                StageConsumer& stages, const TileWork& work,
-                                               const TileRows& rows, int num_stages,
-                                               const ConsumerThread& self) {
-  if (work.rows_per_tile == kN) {
-    compute_tile<Policy, kN>(args, shared, stages, work, rows, num_stages, self);
+                                               int num_stages, const ConsumerThread& self) {
+  if (instruction_rows(work.num_rows) == kN) {
+    compute_tile<Policy, kN>(args, shared, stages, work, num_stages, self);
   } else if constexpr (kN > 8) {
     constexpr int kNext = kN > 64 ? kN - 8 : kN > 16 ? kN - 16 : 8;
-    dispatch_width<Policy, kNext>(args, shared, stages, work, rows, num_stages, self);
+    dispatch_width<Policy, kNext>(args, shared, stages, work, num_stages, self);
   }
 }
 
 /// Role of the consumer warpgroups.
 template <typename Policy>
-__device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmStorage& shared,
-                                             std::uint32_t cta_rank) {
+__device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmStorage& shared) {
   const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
   const ConsumerThread self = {__shfl_sync(kAllLanes, thread / kWarpgroupThreads, 0),
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
@@ -260,11 +259,12 @@ __device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmSt
   StageConsumer stages(shared, self.lane);
   WorkReader<> reader;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
-    if (work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup >= args.m) {
+    const int weight_row = work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup;
+    if (work.num_rows == 0 || weight_row >= args.m) {
       skip_stages(stages, num_stages, order);
       continue;
     }
-    dispatch_width<Policy>(args, shared, stages, work, TileRows(work, cta_rank), num_stages, self);
+    dispatch_width<Policy>(args, shared, stages, work, num_stages, self);
   }
 }
 
@@ -301,11 +301,11 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
     if (threadIdx.x < 32) {
       run_weight_load<Policy>(args, weights, shared, cta_rank);
     } else {
-      run_token_gather(args, shared, cta_rank);
+      run_token_gather(args, shared);
     }
   } else {
     ptx::increase_registers<kConsumerRegisters>();
-    run_consumer<Policy>(args, shared, cta_rank);
+    run_consumer<Policy>(args, shared);
   }
   ptx::cluster_sync();
 }

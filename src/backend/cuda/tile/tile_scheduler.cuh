@@ -38,7 +38,8 @@ class TileSource {
     load_window(0);
   }
 
-  /// The next tile, in every lane. The counter's answer for the tile after it is under way.
+  /// The next work: of the cluster's block 0 in lane 0, of block 1 in lane 1. The counter's answer
+  /// for the tile after it is under way.
   __device__ TileWork next() {
     TileWork work{};
     const int tile = __shfl_sync(kAllLanes, drawn_, 0);
@@ -85,10 +86,11 @@ class TileSource {
     TileWork work{};
     work.expert = __shfl_sync(kAllLanes, group_.expert, owner);
     work.weight_row = weight_tile * kWeightRows;
-    work.rows_per_tile = __shfl_sync(kAllLanes, group_.rows_per_tile, owner);
-    const int row_begin = __shfl_sync(kAllLanes, group_.row_begin, owner);
-    work.row_begin = row_begin + pair * kTilesPerPair * work.rows_per_tile;
-    work.row_end = row_begin + __shfl_sync(kAllLanes, group_.num_rows, owner);
+    const TokenTiling tiling = {num_pairs, __shfl_sync(kAllLanes, group_.rows_per_tile, owner)};
+    const TileSpan span = tile_span(__shfl_sync(kAllLanes, group_.num_rows, owner), tiling,
+                                    pair * kTilesPerPair + min(lane_, kTilesPerPair - 1));
+    work.row_begin = __shfl_sync(kAllLanes, group_.row_begin, owner) + span.begin;
+    work.num_rows = span.count;
     work.needs_gather = __shfl_sync(kAllLanes, group_.needs_gather, owner);
     return work;
   }
@@ -113,8 +115,8 @@ class WorkPublisher {
     const auto lane = threadIdx.x % 32;
     if (lane < kClusterBlocks) {
       const std::int32_t words[2][4] = {
-          {work.expert, work.weight_row, work.row_begin, work.row_end},
-          {work.rows_per_tile, work.needs_gather, 0, 0}};
+          {work.expert, work.weight_row, work.row_begin, work.num_rows},
+          {work.needs_gather, 0, 0, 0}};
       auto* twin =
           reinterpret_cast<std::int32_t*>(ptx::twin_in_cluster(&shared.work[position_.slot], lane));
       std::uint64_t* full = ptx::twin_in_cluster(&shared.work_full[position_.slot], lane);
