@@ -21,7 +21,8 @@ struct Reference {
 
 __device__ float warp_dot(const __nv_bfloat16* a, const __nv_bfloat16* b, int k) {
   float sum = 0;
-  for (int i = threadIdx.x % 32; i < k; i += 32) sum += __bfloat162float(a[i]) * __bfloat162float(b[i]);
+  for (int i = threadIdx.x % 32; i < k; i += 32)
+    sum += __bfloat162float(a[i]) * __bfloat162float(b[i]);
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, step);
   return sum;
 }
@@ -118,16 +119,18 @@ bool check(Problem& problem, int max_rows) {
   DISTMOE_BENCH_CUDA(cudaDeviceSynchronize());
   if (rows.empty()) return true;
 
-  const Reference ref = {problem.token_address.get(), problem.w13.get(), problem.w2.get(),
-                         problem.bias13.get(), problem.bias2.get(), problem.row_expert.get(),
-                         problem.h2.get(), s.hidden_dim, s.intermediate_dim, s.is_interleaved,
-                         s.is_clamped, s.has_bias};
+  const Reference ref = {
+      problem.token_address.get(), problem.w13.get(),        problem.w2.get(), problem.bias13.get(),
+      problem.bias2.get(),         problem.row_expert.get(), problem.h2.get(), s.hidden_dim,
+      s.intermediate_dim,          s.is_interleaved,         s.is_clamped,     s.has_bias};
   DeviceArray<int> device_rows(rows);
   DeviceArray<float> want_h2(rows.size() * s.intermediate_dim);
   DeviceArray<float> want_result(rows.size() * s.hidden_dim);
   const auto count = static_cast<unsigned>(rows.size());
-  reference_w13<<<dim3((s.intermediate_dim + 7) / 8, count), 256>>>(ref, device_rows.get(), want_h2.get());
-  reference_w2<<<dim3((s.hidden_dim + 7) / 8, count), 256>>>(ref, device_rows.get(), want_result.get());
+  reference_w13<<<dim3((s.intermediate_dim + 7) / 8, count), 256>>>(ref, device_rows.get(),
+                                                                    want_h2.get());
+  reference_w2<<<dim3((s.hidden_dim + 7) / 8, count), 256>>>(ref, device_rows.get(),
+                                                             want_result.get());
   DISTMOE_BENCH_CUDA(cudaDeviceSynchronize());
 
   const std::vector<__nv_bfloat16> h2 = problem.h2.values();
@@ -145,7 +148,8 @@ bool check(Problem& problem, int max_rows) {
       stray += !std::isnan(to_float(result[static_cast<std::size_t>(row) * s.hidden_dim + c]));
     }
   }
-  for (std::size_t i = static_cast<std::size_t>(s.num_rows()) * s.intermediate_dim; i < h2.size(); ++i) {
+  for (std::size_t i = static_cast<std::size_t>(s.num_rows()) * s.intermediate_dim; i < h2.size();
+       ++i) {
     stray += !std::isnan(to_float(h2[i]));
   }
   if (stray > 0) std::printf("  FAIL %zu elements written outside of the rows\n", stray);

@@ -10,7 +10,8 @@ namespace {
 
 constexpr int kPeerSlack = 4;  ///< rows of every buffer that nobody may read
 
-__global__ void fill_random(__nv_bfloat16* data, std::size_t size, std::uint32_t seed, float scale) {
+__global__ void fill_random(__nv_bfloat16* data, std::size_t size, std::uint32_t seed,
+                            float scale) {
   const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
   for (std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x; i < size;
        i += step) {
@@ -24,7 +25,8 @@ __global__ void fill_random(__nv_bfloat16* data, std::size_t size, std::uint32_t
   }
 }
 
-void randomize(DeviceArray<__nv_bfloat16>& array, std::size_t size, std::uint32_t seed, float scale) {
+void randomize(DeviceArray<__nv_bfloat16>& array, std::size_t size, std::uint32_t seed,
+               float scale) {
   array.poison();
   fill_random<<<2048, 256>>>(array.get(), size, seed, scale);
   DISTMOE_BENCH_CUDA(cudaGetLastError());
@@ -152,9 +154,6 @@ Problem::Problem(const ProblemShape& s)
   w13_args.m = static_cast<int>(2 * f);
   w13_args.k = w2_args.m = static_cast<int>(d);
   w2_args.k = static_cast<int>(f);
-  const auto lead = [](const char* name) { const char* v = std::getenv(name); return v ? std::atoi(v) : 0; };
-  w13_args.head_lead = lead("H13"); w13_args.tail_lead = lead("T13");
-  w2_args.head_lead = lead("H2"); w2_args.tail_lead = lead("T2");
   w13_args.timeout_ns = 1'000'000'000;
   w13_args.swiglu.is_clamped = s.is_clamped ? 1 : 0;
   if (s.has_bias) {
@@ -164,8 +163,8 @@ Problem::Problem(const ProblemShape& s)
     w2_args.bias = {bias2.get(), d, 1, 0};
   }
   if (s.has_remote_rows) {
-    w13_args.pull = {source_address.get(), gather_index.get(), ready.get(),
-                     gather.address(),     d * 2,              2,           0};
+    w13_args.pull = {
+        source_address.get(), gather_index.get(), ready.get(), gather.address(), d * 2, 2, 0};
   }
   const W13Layout layout = s.is_interleaved ? W13Layout{w13.get(), 2 * d, d, 2 * f * d}
                                             : W13Layout{w13.get(), d, f * d, 2 * f * d};
@@ -178,8 +177,8 @@ Problem::Problem(const ProblemShape& s)
 }
 
 void Problem::reset_counters(cudaStream_t stream) {
-  DISTMOE_BENCH_CUDA(
-      cudaMemcpyAsync(frame.get(), &initial_frame, sizeof(CallFrame), cudaMemcpyHostToDevice, stream));
+  DISTMOE_BENCH_CUDA(cudaMemcpyAsync(frame.get(), &initial_frame, sizeof(CallFrame),
+                                     cudaMemcpyHostToDevice, stream));
 }
 void Problem::run_w13(cudaStream_t stream) {
   DISTMOE_BENCH_CUDA(launch_w13_swiglu(w13_args, w13_map, num_blocks, stream));

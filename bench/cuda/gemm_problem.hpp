@@ -16,13 +16,13 @@
 
 namespace distmoe::cuda::bench {
 
-#define DISTMOE_BENCH_CUDA(call)                                                              \
-  do {                                                                                        \
-    const cudaError_t status_ = (call);                                                       \
-    if (status_ != cudaSuccess) {                                                             \
-      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_));  \
-      std::exit(1);                                                                           \
-    }                                                                                         \
+#define DISTMOE_BENCH_CUDA(call)                                                             \
+  do {                                                                                       \
+    const cudaError_t status_ = (call);                                                      \
+    if (status_ != cudaSuccess) {                                                            \
+      std::printf("%s:%d %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_)); \
+      std::exit(1);                                                                          \
+    }                                                                                        \
   } while (0)
 
 /// A device allocation.
@@ -44,7 +44,8 @@ class DeviceArray {
   std::size_t size() const { return size_; }
   std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(data_); }
   void set(const std::vector<T>& values) {
-    DISTMOE_BENCH_CUDA(cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
+    DISTMOE_BENCH_CUDA(
+        cudaMemcpy(data_, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
   }
   std::vector<T> values() const {
     std::vector<T> result(size_);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks the grouped GEMM on odd problems, then times both products on the shapes of known models beside
-// cuBLAS on balanced batches of the same FLOPs, in interleaved rounds. Exit code 3: a check failed.
+// Checks the grouped GEMM on odd problems, then times both products on the shapes of known models
+// beside cuBLAS on balanced batches of the same FLOPs, in interleaved rounds. Exit code 3: a check
+// failed.
 //   grouped_gemm_bench [check] [sweep] [models]      (all three by default)
 #include <algorithm>
 #include <cstring>
@@ -25,7 +26,10 @@ bool run_checks(bool pulled_only) {
       {"interleaved", 1536, 192, 300, odd, true},
       {"clamped, biases", 2880, 704, 300, odd, true, true, true},
       {"biases", 192, 1536, 300, odd, false, false, true},
-      {"every width", 256, 256, 300,
+      {"every width",
+       256,
+       256,
+       300,
        {2, 20, 50, 90, 120, 140, 150, 170, 180, 200, 215, 230, 250, 260, 280, 295, 310, 320}},
       {"many rows", 512, 512, 3000, {5000, 3, 1000}},
       {"pulled rows", 1536, 704, 300, odd, false, false, false, true},
@@ -106,17 +110,19 @@ void time_problem(const ProblemShape& shape, CublasPeer& cublas, int rounds) {
   const double flops_w13 = 4.0 * shape.num_rows() * d * f, flops_w2 = flops_w13 / 2;
   double ms[4];
   for (int i = 0; i < 4; ++i) ms[i] = median(timer.samples[i]);
-  std::printf("%-22s %8d %5d | %6.0f %6.0f %6.0f | %6.0f %6.0f %6.0f | %5.3f %5.3f %5.3f | %7.3f %7.3f\n",
-              shape.name.c_str(), shape.num_rows(), token_tiling(balanced).rows_per_tile,
-              flops_w13 / ms[0] * 1e-9, flops_w2 / ms[1] * 1e-9,
-              (flops_w13 + flops_w2) / (ms[0] + ms[1]) * 1e-9, flops_w13 / ms[2] * 1e-9,
-              flops_w2 / ms[3] * 1e-9, (flops_w13 + flops_w2) / (ms[2] + ms[3]) * 1e-9, ms[2] / ms[0],
-              ms[3] / ms[1], (ms[2] + ms[3]) / (ms[0] + ms[1]), ms[0] + ms[1], ms[2] + ms[3]);
+  std::printf(
+      "%-22s %8d %5d | %6.0f %6.0f %6.0f | %6.0f %6.0f %6.0f | %5.3f %5.3f %5.3f | %7.3f %7.3f\n",
+      shape.name.c_str(), shape.num_rows(), token_tiling(balanced).rows_per_tile,
+      flops_w13 / ms[0] * 1e-9, flops_w2 / ms[1] * 1e-9,
+      (flops_w13 + flops_w2) / (ms[0] + ms[1]) * 1e-9, flops_w13 / ms[2] * 1e-9,
+      flops_w2 / ms[3] * 1e-9, (flops_w13 + flops_w2) / (ms[2] + ms[3]) * 1e-9, ms[2] / ms[0],
+      ms[3] / ms[1], (ms[2] + ms[3]) / (ms[0] + ms[1]), ms[0] + ms[1], ms[2] + ms[3]);
 }
 
 void print_head() {
-  std::printf("%-22s %8s %5s | %6s %6s %6s | %6s %6s %6s | %5s %5s %5s | %7s %7s\n", "TFLOP/s", "rows",
-              "n", "w13", "w2", "pair", "cu13", "cu2", "cupair", "x13", "x2", "xpair", "ms", "cu ms");
+  std::printf("%-22s %8s %5s | %6s %6s %6s | %6s %6s %6s | %5s %5s %5s | %7s %7s\n", "TFLOP/s",
+              "rows", "n", "w13", "w2", "pair", "cu13", "cu2", "cupair", "x13", "x2", "xpair", "ms",
+              "cu ms");
 }
 
 /// Uniform routing of distinct experts.
@@ -148,10 +154,12 @@ void run_models(CublasPeer& cublas) {
   };
   constexpr int kTokens = 8192;
   print_head();
-  for (const Model& model : {Model{"Mixtral-8x7B", 4096, 14336, 8, 2}, Model{"DeepSeek-V3 shard", 7168, 2048, 32, 8},
-                             Model{"Qwen3-235B-A22B", 4096, 1536, 128, 8}, Model{"gpt-oss-120b", 2880, 2880, 128, 4},
-                             Model{"Qwen3-30B-A3B", 2048, 768, 128, 8}, Model{"OLMoE-1B-7B", 2048, 1024, 64, 8}}) {
-    time_problem({model.name, model.d, model.f, kTokens, random_rows(kTokens, model.e, model.k)}, cublas, 15);
+  for (const Model& model :
+       {Model{"Mixtral-8x7B", 4096, 14336, 8, 2}, Model{"DeepSeek-V3 shard", 7168, 2048, 32, 8},
+        Model{"Qwen3-235B-A22B", 4096, 1536, 128, 8}, Model{"gpt-oss-120b", 2880, 2880, 128, 4},
+        Model{"Qwen3-30B-A3B", 2048, 768, 128, 8}, Model{"OLMoE-1B-7B", 2048, 1024, 64, 8}}) {
+    time_problem({model.name, model.d, model.f, kTokens, random_rows(kTokens, model.e, model.k)},
+                 cublas, 15);
   }
 }
 

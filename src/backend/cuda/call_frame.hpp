@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What depends on the routing of a call: written by the routing kernels into context memory and read
-// by every later kernel, never by the host. Shared by host and device.
+// What depends on the routing of a call: written by the routing kernels into context memory and
+// read by every later kernel, never by the host. Shared by host and device.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +30,9 @@ struct FaultRecord {
 static_assert(sizeof(FaultRecord) == 32);
 
 /// A contiguous range of this rank's rows that belongs to one expert and becomes ready together:
-/// rows of this rank's tokens, or rows that are pulled from peers. Ranges of a call are disjoint, in
-/// any order; the order in which they stand is the order in which they are computed, so that ranges of
-/// local rows come first. num_pairs and rows_per_tile are token_tiling(num_rows).
+/// rows of this rank's tokens, or rows that are pulled from peers. Ranges of a call are disjoint,
+/// in any order; the order in which they stand is the order in which they are computed, so that
+/// ranges of local rows come first. num_pairs and rows_per_tile are token_tiling(num_rows).
 struct alignas(16) TileGroup {
   std::int32_t expert;      ///< local index
   std::int32_t row_begin;   ///< first row
@@ -40,7 +40,8 @@ struct alignas(16) TileGroup {
   std::int32_t first_pair;  ///< pairs of all groups before it
   std::int32_t num_pairs;
   std::int32_t rows_per_tile;
-  std::int32_t needs_gather;  ///< 1: rows may lie in the gather buffer; 0: gather flags are not read
+  std::int32_t
+      needs_gather;  ///< 1: rows may lie in the gather buffer; 0: gather flags are not read
   std::int32_t reserved;
 };
 static_assert(sizeof(TileGroup) == 32);
@@ -65,9 +66,10 @@ struct alignas(16) CallFrame {
   std::int32_t num_groups;       ///< valid entries of TileGroup[]
   std::int32_t num_pairs;        ///< of all groups
   std::int32_t num_gather_rows;  ///< rows to be pulled from peers: one per (token, peer)
-  std::uint32_t gather_epoch;    ///< a ready flag holds this value when its chunk has arrived; never 0
-  std::int32_t next_gather_chunk;                ///< routing writes 0
-  std::int32_t next_tile[kNumProducts];          ///< routing writes 0
+  std::uint32_t
+      gather_epoch;  ///< a ready flag holds this value when its chunk has arrived; never 0
+  std::int32_t next_gather_chunk;        ///< routing writes 0
+  std::int32_t next_tile[kNumProducts];  ///< routing writes 0
   std::int32_t reserved;
   FaultRecord fault;
 };

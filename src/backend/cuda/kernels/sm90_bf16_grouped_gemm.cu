@@ -17,8 +17,7 @@ cudaError_t prepare() {
 template <typename Policy>
 cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_blocks,
                    cudaStream_t stream) {
-  grouped_gemm_kernel<Policy>
-      <<<num_blocks, kGemmThreads, sizeof(GemmStorage), stream>>>(args, map);
+  grouped_gemm_kernel<Policy><<<num_blocks, kGemmThreads, sizeof(GemmStorage), stream>>>(args, map);
   return cudaGetLastError();
 }
 
@@ -72,9 +71,8 @@ cudaError_t prepare_grouped_gemm() {
 
 cudaError_t launch_w13_swiglu(const GroupedGemmArgs& args, const CUtensorMap& w13_map,
                               int num_blocks, cudaStream_t stream) {
-  return args.swiglu.is_clamped != 0
-             ? launch<W13Policy<true>>(args, w13_map, num_blocks, stream)
-             : launch<W13Policy<false>>(args, w13_map, num_blocks, stream);
+  return args.swiglu.is_clamped != 0 ? launch<W13Policy<true>>(args, w13_map, num_blocks, stream)
+                                     : launch<W13Policy<false>>(args, w13_map, num_blocks, stream);
 }
 
 cudaError_t launch_w2_scatter(const GroupedGemmArgs& args, const CUtensorMap& w2_map,

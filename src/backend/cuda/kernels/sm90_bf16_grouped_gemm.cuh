@@ -8,21 +8,23 @@
 // m, n, k: m = rows of a weight matrix (2F or D), n = routed rows of an expert, k = D or F.
 //
 //   tensor    shape           where
-//   weights   [L, m, k]       tensor map; W13 as [L, f / 8, half, 8, k]: a fragment's rows r and r + 8
+//   weights   [L, m, k]       tensor map; W13 as [L, f / 8, half, 8, k]: a fragment's rows r and r
+//   + 8
 //                             are gate and up of the same f, so that SwiGLU stays in a thread
 //   tokens    R rows of k     through addresses (or base + stride)
 //   result    R rows          through addresses (or base + stride); peers' memory too
 //
-// A tile is 256 weight rows x rows_per_tile token rows (8, 16, 32, 48, 64, 72, ... 160); a cluster of
-// two blocks computes two neighbouring token tiles and shares the weights: each block loads half of
-// them for both. Roles of a block of 384 threads:
+// A tile is 256 weight rows x up to 160 token rows, a multiple of eight; a cluster
+// of two blocks computes two neighbouring token tiles and shares the weights: each block loads half
+// of them for both. Roles of a block of 384 threads:
 //   warp 0        weights by TMA; in the leading block also draws tiles for the cluster
 //   warps 1-3     token rows by cp.async
 //   warps 4-11    two consumer warpgroups, 128 weight rows each: wgmma, epilogue, stores
-// Barriers: full[stage]  97 arrivals (96 gathering threads, 1 for the bytes of both halves of weights)
+// Barriers: full[stage]  97 arrivals (96 gathering threads, 1 for the bytes of both halves of
+// weights)
 //           empty[stage] 16 arrivals (consumer warps of both blocks)
 //           work_full, work_empty: the scheduler's ring, tile/tile_scheduler.cuh
-//           named barriers 1, 2: one per consumer warpgroup
+//           named barriers 1, 2: one per consumer warpgroup; 3: warpgroup 0 ends its tile first
 // Warpgroups release stages on their own, so that one computes while the other is in its epilogue.
 //
 // Limits: k % 8 == 0, output width % 8 == 0, rows and weights at multiples of 16 bytes.
@@ -73,8 +75,7 @@ struct W2Policy {
 
 inline constexpr int kProducerRegisters = 72;
 inline constexpr int kConsumerRegisters = 216;
-static_assert(kWarpgroupThreads *
-                      (kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) <=
+static_assert(kWarpgroupThreads * (kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) <=
                   65536,
               "registers of an SM");
 
@@ -103,51 +104,50 @@ class StageConsumer {
   bool releases_;
 };
 
-/// Makes warpgroup 0 run ahead of warpgroup 1 at both ends of a tile, so that each has the tensor cores
-/// for itself while the other is in its epilogue. In between they take turns.
+/// At the end of a tile warpgroup 0 goes first: warpgroup 1 holds its last stages back until the
+/// other has issued all of its own. Then each has the tensor cores for itself while the other is in
+/// its epilogue. NOTE: worth 1.5-3 % with K up to 7168; a lead at the start of tiles brought
+/// nothing.
 class WarpgroupOrder {
  public:
-  __device__ __forceinline__ WarpgroupOrder(const GroupedGemmArgs& args, int num_stages, int warpgroup)
-      : is_first_(warpgroup == 0), is_used_(num_stages >= 2 * kStages) {
-    const int head = args.head_lead;
-    const int tail = args.tail_lead;
-    head_at_ = is_used_ && head > 0 ? (is_first_ ? head : 0) : -1;
-    tail_at_ = is_used_ && tail > 0 ? (is_first_ ? num_stages : num_stages - tail) : -1;
+  __device__ __forceinline__ WarpgroupOrder(int num_stages, int warpgroup)
+      : is_first_(warpgroup == 0) {
+    // With few stages warpgroup 0 could come to the barrier twice before warpgroup 1 comes once.
+    if (num_stages >= 2 * kStages) meet_at_ = is_first_ ? num_stages : num_stages - kTailLead;
   }
 
-  /// Before the products of `stage`; stage == num_stages: after all of them.
+  /// Before the products of `stage`; after all of them with the number of stages.
   __device__ __forceinline__ void at(int stage) const {
-    if (stage == head_at_) meet(NamedBarrier::kHeadLead);
-    if (stage == tail_at_) meet(NamedBarrier::kTailLead);
-  }
-
- private:
-  __device__ __forceinline__ void meet(NamedBarrier barrier) const {
     constexpr int kThreads = kConsumerWarpgroups * kWarpgroupThreads;
+    constexpr int kBarrier = static_cast<int>(NamedBarrier::kTailLead);
+    if (stage != meet_at_) return;
     if (is_first_) {
-      ptx::named_barrier_arrive<kThreads>(static_cast<int>(barrier));
+      ptx::named_barrier_arrive<kThreads>(kBarrier);
     } else {
-      ptx::named_barrier_sync<kThreads>(static_cast<int>(barrier));
+      ptx::named_barrier_sync<kThreads>(kBarrier);
     }
   }
 
+ private:
+  // Warpgroup 1 releases a stage when it has issued the next one, so that with a longer lead the
+  // last stages of warpgroup 0 could never be loaded.
+  static constexpr int kTailLead = 3;
+  static_assert(kTailLead < kStages);
+
   bool is_first_;
-  bool is_used_;
-  int head_at_;
-  int tail_at_;
+  int meet_at_ = -1;
 };
 
 /// acc += weights x tokens^T over all of k.
 template <int kN>
 __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& stages,
-                                           int num_stages, int warpgroup, const WarpgroupOrder& order,
-                                           Accumulators<kN>& acc) {
+                                           int num_stages, int warpgroup,
+                                           const WarpgroupOrder& order, Accumulators<kN>& acc) {
   constexpr int kInstructionK = 16;
   constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
   constexpr std::uint64_t kStepM = 64 * kRowBytes >> 4;
-  const std::uint64_t weights = ptx::swizzled_descriptor(ptx::shared_address(shared.weights) +
-                                                         warpgroup * kWeightRowsPerWarpgroup *
-                                                             kRowBytes);
+  const std::uint64_t weights = ptx::swizzled_descriptor(
+      ptx::shared_address(shared.weights) + warpgroup * kWeightRowsPerWarpgroup * kRowBytes);
   const std::uint64_t tokens = ptx::swizzled_descriptor(ptx::shared_address(shared.tokens));
   int previous = -1;
   for (int stage = 0; stage < num_stages; ++stage) {
@@ -174,7 +174,8 @@ __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& s
   stages.release(previous);
 }
 
-/// A warpgroup whose weight rows all lie beyond the matrix only passes the stages on.
+/// A warpgroup that has no token rows, or whose weight rows all lie beyond the matrix, only passes
+/// the stages on.
 __device__ inline void skip_stages(StageConsumer& stages, int num_stages,
                                    const WarpgroupOrder& order) {
   for (int stage = 0; stage < num_stages; ++stage) {
@@ -182,18 +183,19 @@ __device__ inline void skip_stages(StageConsumer& stages, int num_stages,
     stages.release(stages.acquire());
     stages.advance();
   }
+  order.at(num_stages);
 }
 
-/// Where the rows of this block's tile go. Looked up before the product, so that the answer is there
-/// after it.
+/// Where the rows of this block's tile go. Looked up before the product, so that the answer is
+/// there after it.
 class ResultRows {
  public:
-  __device__ __forceinline__ ResultRows(const GroupedGemmArgs& args, const TileRows& rows,
+  __device__ __forceinline__ ResultRows(const GroupedGemmArgs& args, const TileWork& work,
                                         int thread) {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int row = thread + i * kWarpgroupThreads;
-      address_[i] = row < rows.count ? row_address(args.result, rows.begin + row) : 0;
+      address_[i] = row < work.num_rows ? row_address(args.result, work.row_begin + row) : 0;
     }
   }
 
@@ -215,20 +217,19 @@ class ResultRows {
 template <typename Policy, int kN>
 __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmStorage& shared,
                                              StageConsumer& stages, const TileWork& work,
-                                             const TileRows& rows, int num_stages,
-                                             const ConsumerThread& self) {
+                                             int num_stages, const ConsumerThread& self) {
   using Epilogue = typename Policy::Epilogue;
-  const int column = work.weight_row / Policy::kColumnsPerWeightRow +
-                     self.warpgroup * Epilogue::kColumns;
+  const int column =
+      work.weight_row / Policy::kColumnsPerWeightRow + self.warpgroup * Epilogue::kColumns;
   const TileBias bias = Epilogue::load_bias(args, work.expert, column, self);
-  const ResultRows result_rows(args, rows, self.thread);
-  // NOTE: cleared, although the first wgmma could overwrite: left undefined, the accumulators of all
-  // widths would stay alive from tile to tile and spill.
+  const ResultRows result_rows(args, work, self.thread);
+  // NOTE: cleared, although the first wgmma could overwrite: left undefined, the accumulators of
+  // all widths would stay alive from tile to tile and spill.
   Accumulators<kN> acc;
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
   accumulate<kN>(shared, stages, num_stages, self.warpgroup,
-                 WarpgroupOrder(args, num_stages, self.warpgroup), acc);
+                 WarpgroupOrder(num_stages, self.warpgroup), acc);
   result_rows.share(shared, self);
   store_tile<Epilogue, kN>(args, shared, acc, bias, column, self);
 }
@@ -237,34 +238,33 @@ __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmSt
 template <typename Policy, int kN = kMaxTokensPerTile>
 __device__ __forceinline__ void dispatch_width(const GroupedGemmArgs& args, GemmStorage& shared,
                                                StageConsumer& stages, const TileWork& work,
-                                               const TileRows& rows, int num_stages,
-                                               const ConsumerThread& self) {
-  if (work.rows_per_tile == kN) {
-    compute_tile<Policy, kN>(args, shared, stages, work, rows, num_stages, self);
+                                               int num_stages, const ConsumerThread& self) {
+  if (instruction_rows(work.num_rows) == kN) {
+    compute_tile<Policy, kN>(args, shared, stages, work, num_stages, self);
   } else if constexpr (kN > 8) {
     constexpr int kNext = kN > 64 ? kN - 8 : kN > 16 ? kN - 16 : 8;
-    dispatch_width<Policy, kNext>(args, shared, stages, work, rows, num_stages, self);
+    dispatch_width<Policy, kNext>(args, shared, stages, work, num_stages, self);
   }
 }
 
 /// Role of the consumer warpgroups.
 template <typename Policy>
-__device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmStorage& shared,
-                                             std::uint32_t cta_rank) {
+__device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmStorage& shared) {
   const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
   const ConsumerThread self = {__shfl_sync(kAllLanes, thread / kWarpgroupThreads, 0),
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
                                thread % 32};
   const int num_stages = (args.k + kStageK - 1) / kStageK;
-  const WarpgroupOrder order(args, num_stages, self.warpgroup);
+  const WarpgroupOrder order(num_stages, self.warpgroup);
   StageConsumer stages(shared, self.lane);
   WorkReader<> reader;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
-    if (work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup >= args.m) {
+    const int weight_row = work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup;
+    if (work.num_rows == 0 || weight_row >= args.m) {
       skip_stages(stages, num_stages, order);
       continue;
     }
-    dispatch_width<Policy>(args, shared, stages, work, TileRows(work, cta_rank), num_stages, self);
+    dispatch_width<Policy>(args, shared, stages, work, num_stages, self);
   }
 }
 
@@ -301,11 +301,11 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
     if (threadIdx.x < 32) {
       run_weight_load<Policy>(args, weights, shared, cta_rank);
     } else {
-      run_token_gather(args, shared, cta_rank);
+      run_token_gather(args, shared);
     }
   } else {
     ptx::increase_registers<kConsumerRegisters>();
-    run_consumer<Policy>(args, shared, cta_rank);
+    run_consumer<Policy>(args, shared);
   }
   ptx::cluster_sync();
 }

@@ -15,8 +15,8 @@
 
 namespace distmoe::cuda {
 
-/// Rows found through a table of addresses, or row r at base + r * stride_bytes where there is none.
-/// Every row starts at a multiple of 16 bytes.
+/// Rows found through a table of addresses, or row r at base + r * stride_bytes where there is
+/// none. Every row starts at a multiple of 16 bytes.
 struct RowTable {
   const std::uint64_t* address = nullptr;  ///< [R]
   std::uint64_t base = 0;
@@ -31,7 +31,8 @@ struct DeviceBias {
   std::int32_t is_bf16 = 0;  ///< else FP32
 };
 
-/// Rows that this rank pulls from its peers while tiles of local rows run; num_pullers = 0 for none.
+/// Rows that this rank pulls from its peers while tiles of local rows run; num_pullers = 0 for
+/// none.
 struct GatherPull {
   const std::uint64_t* source_address = nullptr;  ///< [num_gather_rows], peer memory
   const std::int32_t* gather_index = nullptr;     ///< [R]: row of the gather buffer, -1 for local
@@ -49,12 +50,13 @@ struct SwigluArgs {
   float limit = 7.0f;
 };
 
-/// What the host knows of a product. M is the width of a weight matrix (2F or D), K the sum's length.
+/// What the host knows of a product. M is the width of a weight matrix (2F or D), K the sum's
+/// length.
 struct GroupedGemmArgs {
   CallFrame* frame = nullptr;
   const TileGroup* groups = nullptr;
-  RowTable tokens;  ///< rows of K elements
-  RowTable result;  ///< rows of F (W13) or D (W2) elements
+  RowTable tokens;     ///< rows of K elements
+  RowTable result;     ///< rows of F (W13) or D (W2) elements
   DeviceBias bias;     ///< gate (W13) or bias2 (W2)
   DeviceBias bias_up;  ///< W13 only
   GatherPull pull;     ///< W13 only
@@ -62,11 +64,10 @@ struct GroupedGemmArgs {
   std::uint64_t timeout_ns = 0;  ///< of the wait for pulled rows
   std::int32_t m = 0;            ///< weight rows of one expert: 2F or D
   std::int32_t k = 0;            ///< D or F; a multiple of 8
-  std::int32_t head_lead = 0, tail_lead = 0;
 };
 
-/// Where the two halves of W13 lie: elements between two rows of gate (or of up), from gate to up of
-/// the same f, and between experts. Concatenated: {D, F * D, 2 * F * D}; interleaved: {2 * D, D,
+/// Where the two halves of W13 lie: elements between two rows of gate (or of up), from gate to up
+/// of the same f, and between experts. Concatenated: {D, F * D, 2 * F * D}; interleaved: {2 * D, D,
 /// 2 * F * D}. `gate` is the matrix' first element.
 struct W13Layout {
   const void* gate = nullptr;
@@ -82,8 +83,8 @@ struct W2Layout {
   std::int64_t expert_stride = 0;
 };
 
-/// Tensor maps of the weights; `encode` is cuTensorMapEncodeTiled (cudaGetDriverEntryPoint). False if
-/// the driver refuses (an address or a stride is no multiple of 16 bytes).
+/// Tensor maps of the weights; `encode` is cuTensorMapEncodeTiled (cudaGetDriverEntryPoint). False
+/// if the driver refuses (an address or a stride is no multiple of 16 bytes).
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
                                  const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,

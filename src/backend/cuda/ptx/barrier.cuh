@@ -16,13 +16,15 @@ namespace cccl = ::cuda::ptx;
 template <typename T>
 __device__ __forceinline__ T* twin_in_cluster(T* pointer, std::uint32_t cta) {
   std::uint64_t twin;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(twin) : "l"(reinterpret_cast<std::uint64_t>(pointer)), "r"(cta));
+  asm("mapa.u64 %0, %1, %2;"
+      : "=l"(twin)
+      : "l"(reinterpret_cast<std::uint64_t>(pointer)), "r"(cta));
   return reinterpret_cast<T*>(twin);
 }
 
-/// Waits for the phase of `parity` to complete. Only other roles of the same kernel complete it, and
-/// their waits for peers are bounded, so that this one is; with DISTMOE_TRAP_ON_STALL a
-/// program that looks for errors in a kernel ends instead of hanging.
+/// Waits for the phase of `parity` to complete. Only other roles of the same kernel complete it,
+/// and their waits for peers are bounded, so that this one is; with DISTMOE_TRAP_ON_STALL a program
+/// that looks for errors in a kernel ends instead of hanging.
 __device__ __forceinline__ void wait(std::uint64_t* barrier, std::uint32_t parity) {
 #ifdef DISTMOE_TRAP_ON_STALL
   for (int polls = 0; !cccl::mbarrier_try_wait_parity(barrier, parity);) {
@@ -35,8 +37,9 @@ __device__ __forceinline__ void wait(std::uint64_t* barrier, std::uint32_t parit
 }
 
 /// Arrives at a barrier found by twin_in_cluster, to say that this thread is done reading.
-/// NOTE: CCCL's wrapper releases at cluster scope, which costs a device-wide fence per arrival. Nothing
-/// that this thread wrote has to be seen by the other block, so that the default scope is enough.
+/// NOTE: CCCL's wrapper releases at cluster scope, which costs a device-wide fence per arrival.
+/// Nothing that this thread wrote has to be seen by the other block, so that the default scope is
+/// enough.
 __device__ __forceinline__ void arrive_after_reads(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(
                    static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier)))

@@ -25,14 +25,15 @@ __device__ __forceinline__ void cp_async_arrive(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Stores four 8x8 matrices of 16-bit elements transposed: lane l gives the address of column l % 8 of
-/// matrix l / 8, whose eight elements become 16 contiguous bytes.
+/// Stores four 8x8 matrices of 16-bit elements transposed: lane l gives the address of column l % 8
+/// of matrix l / 8, whose eight elements become 16 contiguous bytes.
 __device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uint32_t r0,
                                                   std::uint32_t r1, std::uint32_t r2,
                                                   std::uint32_t r3) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
-               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
-               : "memory");
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+      "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+      : "memory");
 }
 
 __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {

@@ -21,7 +21,7 @@ inline constexpr int kGemmThreads = kWarpgroupThreads * (1 + kConsumerWarpgroups
 inline constexpr int kWeightRows = 256;  ///< M of a tile
 inline constexpr int kWeightRowsPerWarpgroup = kWeightRows / kConsumerWarpgroups;
 inline constexpr int kWeightRowsPerBlock = kWeightRows / kClusterBlocks;  ///< that a block loads
-inline constexpr int kStageK = 64;                                       ///< elements: 128 bytes
+inline constexpr int kStageK = 64;                                        ///< elements: 128 bytes
 inline constexpr int kRowBytes = kStageK * 2;
 inline constexpr int kStages = 4;
 inline constexpr int kWeightStageBytes = kWeightRows * kRowBytes;
@@ -29,15 +29,14 @@ inline constexpr int kTokenStageBytes = kMaxTokensPerTile * kRowBytes;
 inline constexpr int kStagingBytes = 4096;  ///< of one epilogue pass of a warpgroup
 inline constexpr int kWorkSlots = 4;
 
-/// What all roles of both blocks do next.
+/// What all roles of a block do next; the other block of the cluster has the same weights.
 struct alignas(16) TileWork {
   std::int32_t expert;  ///< -1: nothing is left
   std::int32_t weight_row;
-  std::int32_t row_begin;  ///< of the pair
-  std::int32_t row_end;    ///< of its group
-  std::int32_t rows_per_tile;
+  std::int32_t row_begin;
+  std::int32_t num_rows;  ///< 0: only the cluster's other block has rows
   std::int32_t needs_gather;
-  std::int32_t reserved[2];
+  std::int32_t reserved[3];
 };
 static_assert(sizeof(TileWork) == 32);
 

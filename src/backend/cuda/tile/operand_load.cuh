@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The producer roles of the grouped GEMM: weights by TMA, half a tile per block and multicast to both;
-// token rows by 16-byte asynchronous copies through their addresses into the same 128-byte swizzle
-// that TMA writes. Both complete on the stage's "full" barrier.
+// The producer roles of the grouped GEMM: weights by TMA, half a tile per block and multicast to
+// both; token rows by 16-byte asynchronous copies through their addresses into the same 128-byte
+// swizzle that TMA writes. Both complete on the stage's "full" barrier.
 #pragma once
 
 #include <cuda.h>
@@ -26,16 +26,6 @@ using StagePosition = RingPosition<kStages>;
 inline constexpr int kFullArrivals = kGatherThreads + 1;
 /// Arrivals at "empty": every consumer warp of both blocks, since each block's weights go to both.
 inline constexpr int kEmptyArrivals = kClusterBlocks * kConsumerWarps;
-
-/// The rows of this block's tile.
-struct TileRows {
-  int begin;
-  int count;
-
-  __device__ TileRows(const TileWork& work, std::uint32_t cta_rank)
-      : begin(work.row_begin + static_cast<int>(cta_rank) * work.rows_per_tile),
-        count(max(0, min(work.rows_per_tile, work.row_end - begin))) {}
-};
 
 __device__ __forceinline__ std::uint64_t row_address(const RowTable& table, std::int64_t row) {
   return table.address != nullptr ? table.address[row] : table.base + row * table.stride_bytes;
@@ -63,8 +53,8 @@ __device__ inline void wait_for_row(const GroupedGemmArgs& args, int row) {
   }
 }
 
-/// Copies the token rows of one stage after the other. Eight threads share a row; a thread's rows are
-/// kRowStep apart.
+/// Copies the token rows of one stage after the other. Eight threads share a row; a thread's rows
+/// are kRowStep apart.
 class TokenGather {
  public:
   static constexpr int kChunkBytes = 16;
@@ -80,11 +70,11 @@ class TokenGather {
     for (int i = 0; i < 2; ++i) offset_[i] = first_row_ * kRowBytes + swizzled[i] * kChunkBytes;
   }
 
-  __device__ void start_tile(const GroupedGemmArgs& args, const TileRows& rows, bool needs_gather) {
-    num_rows_ = max(0, (rows.count - first_row_ + kRowStep - 1) / kRowStep);
+  __device__ void start_tile(const GroupedGemmArgs& args, const TileWork& work) {
+    num_rows_ = max(0, (work.num_rows - first_row_ + kRowStep - 1) / kRowStep);
     k_left_ = args.k - chunk_ * (kChunkBytes / 2);
-    const int first = rows.begin + first_row_;
-    if (needs_gather && args.pull.gather_index != nullptr) {
+    const int first = work.row_begin + first_row_;
+    if (work.needs_gather != 0 && args.pull.gather_index != nullptr) {
 #pragma unroll 1
       for (int i = 0; i < num_rows_; ++i) wait_for_row(args, first + i * kRowStep);
     }
@@ -101,7 +91,8 @@ class TokenGather {
 #pragma unroll
     for (int i = 0; i < kMaxRows; ++i) {
       if (i >= num_rows_) continue;
-      ptx::cp_async_16(stage_address + offset_[i % 2] + i * kRowStep * kRowBytes, source_[i], bytes);
+      ptx::cp_async_16(stage_address + offset_[i % 2] + i * kRowStep * kRowBytes, source_[i],
+                       bytes);
       source_[i] += kRowBytes;
     }
     k_left_ -= kStageK;
@@ -117,14 +108,13 @@ class TokenGather {
 };
 
 /// Role of the gathering warps.
-__device__ inline void run_token_gather(const GroupedGemmArgs& args, GemmStorage& shared,
-                                        std::uint32_t cta_rank) {
+__device__ inline void run_token_gather(const GroupedGemmArgs& args, GemmStorage& shared) {
   TokenGather gather(static_cast<int>(threadIdx.x) - 32);
   WorkReader<> reader;
   StagePosition stage;
   const int num_stages = (args.k + kStageK - 1) / kStageK;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
-    gather.start_tile(args, TileRows(work, cta_rank), work.needs_gather != 0);
+    gather.start_tile(args, work);
     for (int i = 0; i < num_stages; ++i, stage.advance()) {
       ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
       gather.copy_stage(ptx::shared_address(shared.tokens[stage.slot]));
@@ -148,8 +138,8 @@ __device__ __forceinline__ void load_weights(const CUtensorMap& map, GemmStorage
                                     coordinates.values, &shared.full[slot], kBothBlocks);
 }
 
-/// Role of the warp that loads weights; in the leading block it draws the tiles as well: the next one
-/// while the ring is full, so that looking it up costs no time.
+/// Role of the warp that loads weights; in the leading block it draws the tiles as well: the next
+/// one while the ring is full, so that looking it up costs no time.
 template <typename Policy>
 __device__ void run_weight_load(const GroupedGemmArgs& args, const CUtensorMap& map,
                                 GemmStorage& shared, std::uint32_t cta_rank) {

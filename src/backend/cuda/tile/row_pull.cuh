@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Pulls rows out of peers' windows into the gather buffer, chunk by chunk in the buffer's order, and
-// raises a chunk's flag when all its rows have arrived.
+// Pulls rows out of peers' windows into the gather buffer, chunk by chunk in the buffer's order,
+// and raises a chunk's flag when all its rows have arrived.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// From accumulators to rows in memory. The M side of a tile is the output's columns, so that every pass
-// transposes: registers -> stmatrix.trans -> staging [token][column] -> 16-byte stores of whole rows.
-// Staging is double-buffered: one barrier of the warpgroup per pass.
+// From accumulators to rows in memory. The M side of a tile is the output's columns, so that every
+// pass transposes: registers -> stmatrix.trans -> staging [token][column] -> 16-byte stores of
+// whole rows. Staging is double-buffered: one barrier of the warpgroup per pass.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -63,10 +63,11 @@ __device__ __forceinline__ float swiglu(float gate, float up, float scale, float
   return g * s * (ptx::max_nan(ptx::min_nan(up, limit), -limit) + 1.0f);
 }
 
-/// What W13 does with accumulators: rows r and r + 8 of a fragment are gate and up of one column of h2.
+/// What W13 does with accumulators: rows r and r + 8 of a fragment are gate and up of one column of
+/// h2.
 template <bool kIsClamped>
 struct SwigluEpilogue {
-  static constexpr int kColumns = kWeightRowsPerWarpgroup / 2;  ///< of a warpgroup
+  static constexpr int kColumns = kWeightRowsPerWarpgroup / 2;    ///< of a warpgroup
   static constexpr int kTokens = kStagingBytes / (kColumns * 2);  ///< of a pass
   static constexpr int kBlocks = kTokens / 8;                     ///< of eight tokens
 
@@ -108,9 +109,8 @@ struct SwigluEpilogue {
                               swiglu<kIsClamped>(high_bf16(gate), high_bf16(up), scale, limit));
       }
       const int chunk = 4 * i + self.warp;
-      ptx::stmatrix_x4_trans(
-          staging + self.lane * kColumns * 2 + ((chunk ^ (self.lane & 7)) << 4), matrix[0],
-          matrix[1], matrix[2], matrix[3]);
+      ptx::stmatrix_x4_trans(staging + self.lane * kColumns * 2 + ((chunk ^ (self.lane & 7)) << 4),
+                             matrix[0], matrix[1], matrix[2], matrix[3]);
     }
   }
 };
@@ -187,15 +187,19 @@ __device__ __forceinline__ void store_rows(std::uint32_t staging, const std::uin
 }
 
 /// Named barriers; 0 is __syncthreads.
-enum class NamedBarrier : int { kAll = 0, kFirstWarpgroup = 1, kHeadLead = 3, kTailLead = 4 };
+enum class NamedBarrier : int {
+  kAll = 0,
+  kFirstWarpgroup = 1,  ///< and the one after it for the second warpgroup
+  kTailLead = 1 + kConsumerWarpgroups,
+};
 
 __device__ __forceinline__ void sync_warpgroup(int warpgroup) {
   ptx::named_barrier_sync<kWarpgroupThreads>(static_cast<int>(NamedBarrier::kFirstWarpgroup) +
                                              warpgroup);
 }
 
-/// All passes of a tile from kPass on, whose own is staged. The next one is staged before this one's
-/// rows are stored, so that one's latency hides the other's.
+/// All passes of a tile from kPass on, whose own is staged. The next one is staged before this
+/// one's rows are stored, so that one's latency hides the other's.
 template <typename Epilogue, int kN, int kPass>
 __device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmStorage& shared,
                                              const Accumulators<kN>& acc, const TileBias& bias,
@@ -205,7 +209,8 @@ __device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmSt
   sync_warpgroup(self.warpgroup);
   if constexpr (kHasNext) {
     Epilogue::template stage<kN, kPass + 1>(
-        args, acc, bias, ptx::shared_address(shared.staging[self.warpgroup][(kPass + 1) % 2]), self);
+        args, acc, bias, ptx::shared_address(shared.staging[self.warpgroup][(kPass + 1) % 2]),
+        self);
   }
   store_rows<Epilogue, kN>(staging, shared.result_row[self.warpgroup], kPass * Epilogue::kTokens,
                            column, Epilogue::width(args), self.thread);

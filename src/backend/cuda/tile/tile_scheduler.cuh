@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Persistent, dynamic schedule of the grouped GEMM. One warp of each cluster's leading block draws
-// tile numbers from a counter in the call frame, looks up what they stand for and writes it into the
-// work rings of both blocks, where every role reads it.
+// tile numbers from a counter in the call frame, looks up what they stand for and writes it into
+// the work rings of both blocks, where every role reads it.
 //
 // Order: groups as they stand in the table; inside a group weight tiles from first to last and, for
 // each, all token pairs, so that clusters that run at a time share weights (all pairs) and tokens
-// (consecutive weight tiles) in L2. Groups of many pairs are cut into blocks of at most kPairsAtATime.
+// (consecutive weight tiles) in L2. Groups of many pairs are cut into blocks of at most
+// kPairsAtATime.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ inline constexpr std::uint32_t kAllLanes = 0xFFFFFFFFu;
 class TileSource {
  public:
   /// Only the leading block's source draws.
-  __device__ TileSource(CallFrame* frame, const TileGroup* groups, Product product, int weight_tiles,
-                        bool is_leader)
+  __device__ TileSource(CallFrame* frame, const TileGroup* groups, Product product,
+                        int weight_tiles, bool is_leader)
       : counter_(&frame->next_tile[static_cast<int>(product)]),
         groups_(groups),
         num_groups_(frame->num_groups),
@@ -37,7 +38,8 @@ class TileSource {
     load_window(0);
   }
 
-  /// The next tile, in every lane. The counter's answer for the tile after it is under way.
+  /// The next work: of the cluster's block 0 in lane 0, of block 1 in lane 1. The counter's answer
+  /// for the tile after it is under way.
   __device__ TileWork next() {
     TileWork work{};
     const int tile = __shfl_sync(kAllLanes, drawn_, 0);
@@ -84,10 +86,11 @@ class TileSource {
     TileWork work{};
     work.expert = __shfl_sync(kAllLanes, group_.expert, owner);
     work.weight_row = weight_tile * kWeightRows;
-    work.rows_per_tile = __shfl_sync(kAllLanes, group_.rows_per_tile, owner);
-    const int row_begin = __shfl_sync(kAllLanes, group_.row_begin, owner);
-    work.row_begin = row_begin + pair * kTilesPerPair * work.rows_per_tile;
-    work.row_end = row_begin + __shfl_sync(kAllLanes, group_.num_rows, owner);
+    const TokenTiling tiling = {num_pairs, __shfl_sync(kAllLanes, group_.rows_per_tile, owner)};
+    const TileSpan span = tile_span(__shfl_sync(kAllLanes, group_.num_rows, owner), tiling,
+                                    pair * kTilesPerPair + min(lane_, kTilesPerPair - 1));
+    work.row_begin = __shfl_sync(kAllLanes, group_.row_begin, owner) + span.begin;
+    work.num_rows = span.count;
     work.needs_gather = __shfl_sync(kAllLanes, group_.needs_gather, owner);
     return work;
   }
@@ -112,10 +115,10 @@ class WorkPublisher {
     const auto lane = threadIdx.x % 32;
     if (lane < kClusterBlocks) {
       const std::int32_t words[2][4] = {
-          {work.expert, work.weight_row, work.row_begin, work.row_end},
-          {work.rows_per_tile, work.needs_gather, 0, 0}};
-      auto* twin = reinterpret_cast<std::int32_t*>(
-          ptx::twin_in_cluster(&shared.work[position_.slot], lane));
+          {work.expert, work.weight_row, work.row_begin, work.num_rows},
+          {work.needs_gather, 0, 0, 0}};
+      auto* twin =
+          reinterpret_cast<std::int32_t*>(ptx::twin_in_cluster(&shared.work[position_.slot], lane));
       std::uint64_t* full = ptx::twin_in_cluster(&shared.work_full[position_.slot], lane);
       for (int i = 0; i < 2; ++i) {
         ::cuda::ptx::st_async(twin + 4 * i, words[i], full);
@@ -129,7 +132,8 @@ class WorkPublisher {
   RingPosition<kWorkSlots> position_;
 };
 
-/// One warp's view of the work ring. One reader per block announces the bytes that make a slot full.
+/// One warp's view of the work ring. One reader per block announces the bytes that make a slot
+/// full.
 template <bool kAnnounces = false>
 class WorkReader {
  public:
