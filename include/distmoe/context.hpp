@@ -58,7 +58,8 @@ class DISTMOE_EXPORT Context {
   /// first E mod P ranks own one more.
   std::int64_t first_expert() const;
   std::int64_t num_local_experts() const;
-  /// Waits for the work that this context has enqueued and throws the first fault since the last
+  /// Waits for the calls of this context (replays of a captured call are the caller's to wait for:
+  /// synchronise their stream first) and throws the first fault since the last
   /// check, the same on every rank: on CUDA the calls themselves do not wait, and a call that fails on
   /// the device (an id outside the contract, more rows than planned, a peer that did not come) fills
   /// its outputs with NaN. On the CPU every call throws by itself and check() has nothing to say.

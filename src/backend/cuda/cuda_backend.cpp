@@ -114,12 +114,14 @@ CudaBackend::CudaBackend(BackendSetup setup)
   DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
   DISTMOE_CUDA_CHECK(prepare_route());
   DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
+  DISTMOE_CUDA_CHECK(cudaEventCreateWithFlags(&last_call_done_, cudaEventDisableTiming));
 }
 
 CudaBackend::~CudaBackend() {
   cudaSetDevice(setup_.device);
-  cudaDeviceSynchronize();
-  if (own_stream_ != nullptr) cudaStreamDestroy(own_stream_);
+  cudaEventSynchronize(last_call_done_);
+  cudaEventDestroy(last_call_done_);
+  cudaStreamDestroy(own_stream_);
 }
 
 cudaStream_t CudaBackend::stream_of(const ForwardCall& call) const {
@@ -291,25 +293,40 @@ void CudaBackend::combine(const ForwardCall& call) {
                          .y = address_of(call.y_TD),
                          .y_stride_bytes = row_stride_bytes(call.y_TD)};
   DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  DISTMOE_CUDA_CHECK(cudaStreamIsCapturing(stream_of(call), &capture));
+  if (capture == cudaStreamCaptureStatusNone) {
+    DISTMOE_CUDA_CHECK(cudaEventRecord(last_call_done_, stream_of(call)));
+  }
+}
+
+void CudaBackend::wait_for_calls() {
+  DISTMOE_CUDA_CHECK(cudaEventSynchronize(last_call_done_));
+}
+
+void CudaBackend::copy_from_device(void* out, const void* source, std::size_t bytes) {
+  DISTMOE_CUDA_CHECK(cudaMemcpyAsync(out, source, bytes, cudaMemcpyDeviceToHost, own_stream_));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
 }
 
 void CudaBackend::check() {
   const DeviceScope scope(setup_.device);
-  DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
+  wait_for_calls();
   auto* state = memory_.buffer_of<CallState>(buffer_name::kCallState);
   CallState copy{};
-  DISTMOE_CUDA_CHECK(cudaMemcpy(&copy, state, sizeof(copy), cudaMemcpyDeviceToHost));
+  copy_from_device(&copy, state, sizeof(copy));
   if (copy.first_fault.kind == FaultKind::kNone) return;
-  DISTMOE_CUDA_CHECK(cudaMemset(&state->first_fault, 0, sizeof(state->first_fault)));
+  DISTMOE_CUDA_CHECK(
+      cudaMemsetAsync(&state->first_fault, 0, sizeof(state->first_fault), own_stream_));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
   throw_fault(copy.first_fault, copy.first_fault_call, setup_);
 }
 
 RoutingLoad CudaBackend::load() {
   const DeviceScope scope(setup_.device);
-  DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
+  wait_for_calls();
   const auto fetch = [&](const char* name, std::vector<std::int64_t>& out) {
-    DISTMOE_CUDA_CHECK(cudaMemcpy(out.data(), memory_.buffer(name),
-                                  out.size() * sizeof(std::int64_t), cudaMemcpyDeviceToHost));
+    copy_from_device(out.data(), memory_.buffer(name), out.size() * sizeof(std::int64_t));
   };
   fetch(buffer_name::kRowsPerRank, rows_per_rank_);
   fetch(buffer_name::kRowsPerExpert, rows_per_expert_);

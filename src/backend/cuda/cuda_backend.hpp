@@ -35,6 +35,10 @@ class CudaBackend final : public Backend {
   /// The caller's stream, or the context's own.
   cudaStream_t stream_of(const ForwardCall& call) const;
   void meet_peers(PeerBarrier barrier, cudaStream_t stream);
+  /// Waits for the calls of this context alone: on a shared device a peer may already wait for this
+  /// rank's next call.
+  void wait_for_calls();
+  void copy_from_device(void* out, const void* source, std::size_t bytes);
   GroupedGemmArgs product_args() const;
   RowTable h2_rows() const;
   std::uint64_t timeout_ns() const;
@@ -43,6 +47,7 @@ class CudaBackend final : public Backend {
   DeviceMemory memory_;
   PeerMap peers_;
   cudaStream_t own_stream_ = nullptr;
+  cudaEvent_t last_call_done_ = nullptr;
   EncodeTiled encode_ = nullptr;
   int num_blocks_ = 0;           ///< of the persistent kernels of this rank
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
