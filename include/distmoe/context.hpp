@@ -18,6 +18,7 @@ struct ContextOptions {
   /// CPU: worker threads of this rank. 0 takes DISTMOE_NUM_THREADS, or the cores of this machine
   /// divided by the ranks that share it. Results do not depend on it.
   int num_threads = 0;
+  int device = 0;  ///< CUDA ordinal of this rank; may differ from rank to rank, or be shared
 };
 
 /// Facts of the last call of a context, on this rank.
@@ -57,7 +58,13 @@ class DISTMOE_EXPORT Context {
   /// first E mod P ranks own one more.
   std::int64_t first_expert() const;
   std::int64_t num_local_experts() const;
-  /// Copies the statistics of the last call that completed its routing.
+  /// Waits for the calls of this context (replays of a captured call are the caller's to wait for:
+  /// synchronise their stream first) and throws the first fault since the last
+  /// check, the same on every rank: on CUDA the calls themselves do not wait, and a call that fails on
+  /// the device (an id outside the contract, more rows than planned, a peer that did not come) fills
+  /// its outputs with NaN. On the CPU every call throws by itself and check() has nothing to say.
+  void check();
+  /// The statistics of the last call that was routed; on CUDA it waits for the device.
   CallStatistics last_call() const;
   /// Bytes that this context holds now, counted by its allocator; 0 after close().
   std::int64_t allocated_bytes() const;

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "backend/expert_matrices.hpp"
 #include "distmoe/communicator.hpp"
@@ -37,8 +38,9 @@ struct RoutingLoad {
 };
 
 /// The steps of a call, in the order in which the sequence takes them. Each is collective in the
-/// sense that every rank takes it; where a step throws, all ranks throw in the same step (peer_lost
-/// aside).
+/// sense that every rank takes it. On the CPU a step that throws throws on all ranks (peer_lost
+/// aside). On a device the host does not wait: steps are enqueued, a failed call computes nothing and
+/// its fault is what check() throws.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -56,7 +58,12 @@ class Backend {
   /// y = the weighted sum of every token's routes.
   virtual void combine(const ForwardCall& call) = 0;
 
-  virtual RoutingLoad load() const = 0;
+  /// Waits for the work of this context and throws the first fault since the last check, on every
+  /// rank alike. A backend whose steps throw has nothing left to say.
+  virtual void check() = 0;
+
+  /// Of the last routed call; a device is waited for.
+  virtual RoutingLoad load() = 0;
   /// Bytes that the backend's allocator holds.
   virtual std::int64_t allocated_bytes() const = 0;
 };
@@ -70,6 +77,7 @@ struct BackendSetup {
   std::int64_t context_number =
       0;  ///< tells the contexts of one communicator apart, equal on all ranks
   int num_threads = 1;
+  int device = 0;  ///< CUDA ordinal
   int rank = 0;
   int size = 1;
 };
@@ -77,5 +85,12 @@ struct BackendSetup {
 namespace cpu {
 std::unique_ptr<Backend> make_backend(BackendSetup setup);
 }
+
+namespace cuda {
+/// Collective. Throws unsupported in a build without CUDA or on a machine that has no such device.
+std::unique_ptr<Backend> make_backend(BackendSetup setup);
+/// Why make_backend cannot work here, in words; empty where it can.
+std::string why_unavailable();
+}  // namespace cuda
 
 }  // namespace distmoe

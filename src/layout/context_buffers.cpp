@@ -6,6 +6,7 @@
 
 #include "core/checked_math.hpp"
 #include "layout/cpu_workspace.hpp"
+#include "layout/cuda_layout.hpp"
 #include "layout/row_origin.hpp"
 
 namespace distmoe {
@@ -67,23 +68,80 @@ std::vector<PlanBuffer> call_metadata(const Config& config, std::int64_t ep_size
   return set;
 }
 
+/// The device-side counterparts: structs of backend/cuda, whose sizes the backend asserts.
+ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int64_t total_rows,
+                            std::int64_t num_local_experts) {
+  ContextBuffers buffers;
+  const auto add = [](std::vector<PlanBuffer>& list, const char* name, std::int64_t count,
+                      std::int64_t element_bytes) {
+    add_buffer(list, name, align_up(checked_mul(count, element_bytes)));
+  };
+  const std::int64_t routes = checked_mul(config.max_tokens, config.top_k);
+  const std::int64_t row_bytes = checked_mul(config.hidden_dim, kBF16Bytes);
+  const std::int64_t gathered = cuda_gather_rows(config, ep_size, total_rows);
+  if (ep_size > 1) {
+    add(buffers.communication, buffer_name::kDispatchWindow, config.max_tokens, row_bytes);
+    add(buffers.communication, buffer_name::kFlagWindow, ep_size, cuda_layout::kFlagBytesPerRank);
+  }
+  add_buffer(buffers.communication, buffer_name::kIdWindow,
+             checked_add(cuda_layout::kIdHeaderBytes, align_up(checked_mul(routes, kInt32Bytes))));
+  add(buffers.communication, buffer_name::kCombineWindow, routes, row_bytes);
+
+  add(buffers.metadata, buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
+  add(buffers.metadata, buffer_name::kTokenRowAddress, total_rows, kInt64Bytes);
+  add(buffers.metadata, buffer_name::kResultRowAddress, total_rows, kInt64Bytes);
+  add(buffers.metadata, buffer_name::kGatherIndex, total_rows, kInt32Bytes);
+  add(buffers.metadata, buffer_name::kGatherSource, gathered, kInt64Bytes);
+  add(buffers.metadata, buffer_name::kExpertBegin, checked_add(num_local_experts, 1), kInt32Bytes);
+  add(buffers.metadata, buffer_name::kRowsPerRank, ep_size, kInt64Bytes);
+  add(buffers.metadata, buffer_name::kRowsPerExpert, config.num_experts, kInt64Bytes);
+
+  add_buffer(buffers.control, buffer_name::kCallState, cuda_layout::kCallStateBytes);
+  add_buffer(buffers.control, buffer_name::kCallFrame, cuda_layout::kCallFrameBytes);
+  add(buffers.control, buffer_name::kTileGroups,
+      checked_mul(num_local_experts, ep_size == 1 ? 1 : 3), cuda_layout::kTileGroupBytes);
+  add(buffers.control, buffer_name::kGatherFlags,
+      ceil_div(gathered, cuda_layout::kGatherChunkRows), kInt32Bytes);
+  add(buffers.control, buffer_name::kPeerWindows, ep_size, cuda_layout::kPeerWindowsBytes);
+
+  const std::int64_t chunks =
+      checked_mul(ep_size, ceil_div(config.max_tokens, cuda_layout::kRouteChunkTokens));
+  add(buffers.workspace, buffer_name::kChunkCounts, checked_mul(chunks, config.num_experts),
+      kInt32Bytes);
+  add(buffers.workspace, buffer_name::kChunkTokens, chunks, kInt32Bytes);
+  return buffers;
+}
+
+/// Training keeps one set of metadata for every saved call.
+void add_saved_metadata(const Config& config, std::vector<PlanBuffer>& metadata) {
+  if (config.inference) return;
+  const std::int64_t saved_calls =
+      checked_mul(config.num_activation_slots, config.max_moe_layers_per_activation_slot);
+  const std::size_t set_size = metadata.size();
+  for (std::size_t i = 0; i < set_size; ++i) {
+    const PlanBuffer forward_only = metadata[i];
+    add_buffer(metadata, "saved " + forward_only.name,
+               checked_mul(saved_calls, forward_only.bytes));
+  }
+}
+
 }  // namespace
+
+std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows) {
+  return std::min(total_rows, checked_mul(config.max_tokens, ep_size - 1));
+}
 
 ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,
                                std::int64_t total_rows, std::int64_t num_local_experts_max) {
+  if (target.backend == BackendKind::kCuda) {
+    ContextBuffers cuda = cuda_buffers(config, ep_size, total_rows, num_local_experts_max);
+    add_saved_metadata(config, cuda.metadata);
+    return cuda;
+  }
   ContextBuffers buffers;
   buffers.communication = communication_buffers(config, ep_size, total_rows);
   buffers.metadata = call_metadata(config, ep_size, total_rows, num_local_experts_max);
-  if (!config.inference) {
-    const std::int64_t saved_calls =
-        checked_mul(config.num_activation_slots, config.max_moe_layers_per_activation_slot);
-    const std::size_t set_size = buffers.metadata.size();
-    for (std::size_t i = 0; i < set_size; ++i) {
-      const PlanBuffer& forward_only = buffers.metadata[i];
-      add_buffer(buffers.metadata, "saved " + forward_only.name,
-                 checked_mul(saved_calls, forward_only.bytes));
-    }
-  }
+  add_saved_metadata(config, buffers.metadata);
   add_buffer(buffers.control, buffer_name::kCallHeaders, checked_mul(ep_size, kCallHeaderBytes));
   add_buffer(buffers.control, buffer_name::kErrorRecord, kErrorRecordBytes);
   add_buffer(buffers.workspace, buffer_name::kWorkspace,

@@ -32,6 +32,24 @@ inline constexpr const char* kExpertBegin = "expert offsets";
 inline constexpr const char* kCallHeaders = "call headers";
 inline constexpr const char* kErrorRecord = "error record";
 inline constexpr const char* kWorkspace = "matrix workspace";
+// CUDA
+inline constexpr const char* kDispatchWindow = "dispatch window";
+inline constexpr const char* kIdWindow = "id window";
+inline constexpr const char* kCombineWindow = "combine window";
+inline constexpr const char* kFlagWindow = "flag window";
+inline constexpr const char* kTokenRowAddress = "token row addresses";
+inline constexpr const char* kResultRowAddress = "result row addresses";
+inline constexpr const char* kGatherIndex = "gather index of a row";
+inline constexpr const char* kGatherSource = "gather sources";
+inline constexpr const char* kRowsPerRank = "rows per rank";
+inline constexpr const char* kRowsPerExpert = "rows per expert";
+inline constexpr const char* kCallState = "call state";
+inline constexpr const char* kCallFrame = "call frame";
+inline constexpr const char* kTileGroups = "tile groups";
+inline constexpr const char* kGatherFlags = "gather flags";
+inline constexpr const char* kPeerWindows = "peer windows";
+inline constexpr const char* kChunkCounts = "routing counts of chunks";
+inline constexpr const char* kChunkTokens = "gathered tokens of chunks";
 }  // namespace buffer_name
 
 /// Every buffer is a multiple of 128 bytes.
@@ -41,6 +59,9 @@ struct ContextBuffers {
   std::vector<PlanBuffer> control;
   std::vector<PlanBuffer> workspace;
 };
+
+/// Rows of the gather buffer of a CUDA context at most: one per (token, peer).
+std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows);
 
 /// The buffers of one of `ep_size` ranks whose plan takes `total_rows` received rows (padding not
 /// counted) and whose largest rank owns `num_local_experts_max` experts. `config` is valid. Throws

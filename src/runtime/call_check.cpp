@@ -34,15 +34,28 @@ void check_dtype(const char* name, const TensorView& tensor, DType first, DType 
                 first == second ? "" : to_string(second), ", got ", tensor.describe());
 }
 
-void check_memory(const char* name, const TensorView& tensor) {
-  DISTMOE_CHECK(tensor.device.type == DeviceType::kCpu, kInvalidArgument, name,
-                " must be in host memory for a context on the CPU, got ", tensor.describe());
+void check_memory(const ContextImpl& context, const char* name, const TensorView& tensor) {
+  const Device device = context.device();
+  DISTMOE_CHECK(tensor.device == device, kInvalidArgument, name, " must be in the memory of ",
+                to_string(device), ", where its context is, got ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.data != nullptr, kInvalidArgument, name,
                 " has a null data pointer for ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 ||
                     reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.dtype) == 0,
                 kInvalidArgument, name, " is not aligned to its elements of ",
                 size_of(tensor.dtype), " bytes: ", tensor.describe(), " at ", tensor.data);
+}
+
+/// CUDA kernels move rows in pieces of 16 bytes.
+void check_vector_rows(const ContextImpl& context, const char* name, const TensorView& rows) {
+  if (context.device().type == DeviceType::kCpu || rows.num_elements() == 0) return;
+  constexpr std::int64_t kVectorBytes = 16;
+  const auto element_bytes = static_cast<std::int64_t>(size_of(rows.dtype));
+  DISTMOE_CHECK(reinterpret_cast<std::uintptr_t>(rows.data) % kVectorBytes == 0 &&
+                    (rows.shape[0] == 1 || rows.strides[0] * element_bytes % kVectorBytes == 0),
+                kUnsupported, "rows of ", name,
+                " must start at multiples of 16 bytes on CUDA, got ", rows.describe(), " at ",
+                rows.data);
 }
 
 /// The elements of a row lie together; rows may be apart.
@@ -62,14 +75,15 @@ void check_activations(const ContextImpl& context, const RoutedInput& input) {
   DISTMOE_CHECK(tokens >= 0 && tokens <= config.max_tokens, kInvalidArgument, "T=", tokens,
                 " tokens exceed the planned max_tokens=", config.max_tokens);
   check_dtype("x", x, DType::kBF16, DType::kBF16);
-  check_memory("x", x);
+  check_memory(context, "x", x);
   check_row_major("x", x);
+  check_vector_rows(context, "x", x);
   check_shape("topk_ids", input.topk_ids_TK, {tokens, config.top_k});
   check_dtype("topk_ids", input.topk_ids_TK, DType::kI32, DType::kI64);
-  check_memory("topk_ids", input.topk_ids_TK);
+  check_memory(context, "topk_ids", input.topk_ids_TK);
   check_shape("topk_scores", input.topk_scores_TK, {tokens, config.top_k});
   check_dtype("topk_scores", input.topk_scores_TK, DType::kF32, DType::kBF16);
-  check_memory("topk_scores", input.topk_scores_TK);
+  check_memory(context, "topk_scores", input.topk_scores_TK);
 }
 
 template <typename Id>
@@ -84,7 +98,9 @@ void check_id_range(const TensorView& ids, std::int64_t num_experts) {
   }
 }
 
+/// Ids in device memory are checked by the kernel that publishes them.
 void check_ids(const ContextImpl& context, const TensorView& ids) {
+  if (context.device().type != DeviceType::kCpu) return;
   if (ids.dtype == DType::kI64) {
     check_id_range<std::int64_t>(ids, context.config().num_experts);
   } else {
@@ -96,8 +112,9 @@ void check_ids(const ContextImpl& context, const TensorView& ids) {
 void check_output(const ContextImpl& context, const TensorView& y, std::int64_t tokens) {
   check_shape("y", y, {tokens, context.config().hidden_dim});
   check_dtype("y", y, DType::kBF16, DType::kBF16);
-  check_memory("y", y);
+  check_memory(context, "y", y);
   check_row_major("y", y);
+  check_vector_rows(context, "y", y);
   DISTMOE_CHECK(tokens <= 1 || y.strides[0] >= context.config().hidden_dim ||
                     y.strides[0] <= -context.config().hidden_dim,
                 kInvalidArgument, "rows of y overlap: ", y.describe());
@@ -107,8 +124,9 @@ std::int64_t stride_or_zero(const TensorView& tensor, int dim) {
   return tensor.shape[dim] > 1 ? tensor.strides[dim] : 0;
 }
 
-void resolve_w13(const Config& config, const TensorView& w13, std::int64_t num_local,
+void resolve_w13(const ContextImpl& context, const TensorView& w13, std::int64_t num_local,
                  ExpertMatrices& experts) {
+  const Config& config = context.config();
   const bool has_halves = w13.rank == 4;
   if (has_halves) {
     check_shape("w13", w13, {num_local, 2, config.intermediate_dim, config.hidden_dim});
@@ -118,7 +136,7 @@ void resolve_w13(const Config& config, const TensorView& w13, std::int64_t num_l
     check_shape("w13", w13, {num_local, 2 * config.intermediate_dim, config.hidden_dim});
   }
   check_dtype("w13", w13, DType::kBF16, DType::kBF16);
-  check_memory("w13", w13);
+  check_memory(context, "w13", w13);
   check_row_major("w13", w13);
   const int row_dim = has_halves ? 2 : 1;
   // A half of one row has no stride between rows.
@@ -138,11 +156,12 @@ void resolve_w13(const Config& config, const TensorView& w13, std::int64_t num_l
   experts.up = experts.gate + to_up;
 }
 
-void resolve_w2(const Config& config, const TensorView& w2, std::int64_t num_local,
+void resolve_w2(const ContextImpl& context, const TensorView& w2, std::int64_t num_local,
                 ExpertMatrices& experts) {
+  const Config& config = context.config();
   check_shape("w2", w2, {num_local, config.hidden_dim, config.intermediate_dim});
   check_dtype("w2", w2, DType::kBF16, DType::kBF16);
-  check_memory("w2", w2);
+  check_memory(context, "w2", w2);
   check_row_major("w2", w2);
   DISTMOE_CHECK(
       w2.num_elements() == 0 || config.hidden_dim == 1 || w2.strides[1] >= config.intermediate_dim,
@@ -153,12 +172,12 @@ void resolve_w2(const Config& config, const TensorView& w2, std::int64_t num_loc
   experts.w2_row_stride = config.hidden_dim == 1 ? config.intermediate_dim : w2.strides[1];
 }
 
-BiasRows resolve_bias(const char* name, const TensorView& bias, std::int64_t num_local,
+BiasRows resolve_bias(const ContextImpl& context, const char* name, const TensorView& bias, std::int64_t num_local,
                       std::int64_t width) {
   if (!bias.is_given()) return {};
   check_shape(name, bias, {num_local, width});
   check_dtype(name, bias, DType::kBF16, DType::kF32);
-  check_memory(name, bias);
+  check_memory(context, name, bias);
   return {.data = bias.data,
           .dtype = bias.dtype,
           .expert_stride = stride_or_zero(bias, 0),
@@ -170,11 +189,11 @@ ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& 
   const std::int64_t num_local =
       num_local_experts(config.num_experts, context.size(), context.rank());
   ExpertMatrices experts;
-  resolve_w13(config, weights.w13_L2FD, num_local, experts);
-  resolve_w2(config, weights.w2_LDF, num_local, experts);
-  experts.bias2 = resolve_bias("bias2", weights.bias2_LD, num_local, config.hidden_dim);
+  resolve_w13(context, weights.w13_L2FD, num_local, experts);
+  resolve_w2(context, weights.w2_LDF, num_local, experts);
+  experts.bias2 = resolve_bias(context, "bias2", weights.bias2_LD, num_local, config.hidden_dim);
   const BiasRows bias13 =
-      resolve_bias("bias13", weights.bias13_L2F, num_local, 2 * config.intermediate_dim);
+      resolve_bias(context, "bias13", weights.bias13_L2F, num_local, 2 * config.intermediate_dim);
   experts.gate_bias = bias13;
   experts.up_bias = bias13;
   if (bias13.data == nullptr) return experts;

@@ -36,22 +36,21 @@ class InCall {
 }  // namespace
 
 ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
-                         int rank, int size, BackendKind backend_kind)
+                         int rank, int size, Device device)
     : config_(config),
       plan_(std::move(plan)),
       backend_(std::move(backend)),
       rank_(rank),
       size_(size),
-      backend_kind_(backend_kind) {}
+      device_(device) {}
 
-void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
+void ContextImpl::guard(const std::function<void(Backend&)>& body) {
   const InCall in_call(in_call_);
   DISTMOE_CHECK(backend_ != nullptr, kClosed, "the context is closed");
   DISTMOE_CHECK(fault_.empty(), kClosed, "an earlier call left the context unusable (", fault_,
                 "); close it and create another");
-  ++num_calls_;
   try {
-    call(*backend_, num_calls_);
+    body(*backend_);
   } catch (const Error& error) {
     if (leaves_ranks_out_of_step(error.code())) fault_ = error.what();
     throw;
@@ -61,12 +60,28 @@ void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& ca
   }
 }
 
-void ContextImpl::record_load(std::int64_t call_index, std::int64_t num_tokens) {
+void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
+  guard([&](Backend& backend) { call(backend, ++num_calls_); });
+}
+
+void ContextImpl::check() {
+  guard([](Backend& backend) { backend.check(); });
+}
+
+void ContextImpl::note_routed(std::int64_t call_index, std::int64_t num_tokens) {
+  last_routed_call_ = call_index;
+  last_num_tokens_ = num_tokens;
+}
+
+CallStatistics ContextImpl::last_call() {
+  CallStatistics statistics;
+  if (last_routed_call_ == 0 || backend_ == nullptr) return statistics;
   const RoutingLoad load = backend_->load();
-  last_call_.call = call_index;
-  last_call_.tokens = num_tokens;
-  last_call_.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
-  last_call_.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
+  statistics.call = last_routed_call_;
+  statistics.tokens = last_num_tokens_;
+  statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
+  statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
+  return statistics;
 }
 
 void ContextImpl::close() {
@@ -102,6 +117,7 @@ std::int64_t Context::num_local_experts() const {
 }
 
 CallStatistics Context::last_call() const { return impl_->last_call(); }
+void Context::check() { impl_->check(); }
 std::int64_t Context::allocated_bytes() const { return impl_->allocated_bytes(); }
 void Context::close() { impl_->close(); }
 bool Context::is_closed() const noexcept { return !impl_ || impl_->is_closed(); }

@@ -24,6 +24,7 @@ ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_inde
   }
   ForwardCall refused;
   refused.index = call_index;
+  refused.stream = options.stream;
   return refused;
 }
 
@@ -38,7 +39,7 @@ void routed_experts(Context& context, const RoutedInput& input, const ExpertWeig
         check_at_the_door(impl, call_index, input, weights, y_TD, options, refusal);
     backend.publish(call, refusal);
     backend.route(call);
-    impl.record_load(call_index, call.num_tokens);
+    impl.note_routed(call_index, call.num_tokens);
     backend.dispatch_w13_swiglu(call);
     backend.w2_scatter(call);
     backend.combine(call);

@@ -17,6 +17,7 @@ namespace distmoe {
 namespace {
 
 constexpr std::chrono::seconds kDefaultCpuTimeout{300};
+constexpr std::chrono::seconds kDefaultCudaTimeout{600};
 constexpr int kMaxThreads = 1024;
 
 struct CreationRecord {
@@ -35,10 +36,12 @@ std::int64_t next_context_number() {
 
 /// What this build cannot do, found before anything is allocated.
 void check_supported(const Config& config, const ContextOptions& options) {
-  DISTMOE_CHECK(options.backend == BackendKind::kCpu, kUnsupported,
-                "this build of distmoe has no CUDA backend");
+  if (options.backend == BackendKind::kCuda) {
+    const std::string reason = cuda::why_unavailable();
+    DISTMOE_CHECK(reason.empty(), kUnsupported, "CUDA is not available: ", reason);
+  }
   DISTMOE_CHECK(config.precision == Precision::kBF16, kUnsupported,
-                "the CPU backend of this version computes in bf16 only");
+                "this version computes in bf16 only");
   DISTMOE_CHECK(config.max_tokens <= std::numeric_limits<std::int32_t>::max() &&
                     config.num_experts <= std::numeric_limits<std::int32_t>::max(),
                 kUnsupported, "max_tokens (", config.max_tokens, ") and num_experts (",
@@ -97,7 +100,8 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
                                             const ContextOptions& options) {
   const int rank = communicator ? communicator->rank() : 0;
   const int size = communicator ? communicator->size() : 1;
-  const auto timeout = config.timeout.value_or(kDefaultCpuTimeout);
+  const bool is_cuda = options.backend == BackendKind::kCuda;
+  const auto timeout = config.timeout.value_or(is_cuda ? kDefaultCudaTimeout : kDefaultCpuTimeout);
 
   CreationRecord mine{.config = record_config(config, options),
                       .cores = cores_of_this_process(),
@@ -117,19 +121,22 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
       plan_memory(config, size, {.backend = options.backend, .num_threads = num_threads});
   std::unique_ptr<Backend> backend;
   const std::optional<Error> failure = error_of([&] {
-    backend = cpu::make_backend({.config = config,
+    const auto make_backend = is_cuda ? cuda::make_backend : cpu::make_backend;
+    backend = make_backend({.config = config,
                                  .plan = plan,
                                  .communicator = communicator,
                                  .timeout = timeout,
                                  .context_number = all[0].context_number,
                                  .num_threads = num_threads,
+                                 .device = options.device,
                                  .rank = rank,
                                  .size = size});
   });
   mine.refusal = to_refusal(failure);
   agree(exchange(communicator.get(), mine, timeout), rank, failure);
   return std::make_unique<ContextImpl>(config, std::move(plan), std::move(backend), rank, size,
-                                       options.backend);
+                                       is_cuda ? Device{DeviceType::kCuda, options.device}
+                                               : Device{});
 }
 
 }  // namespace distmoe

@@ -81,7 +81,7 @@ void CpuBackend::route(const ForwardCall& call) {
   h3_ = x_;
 }
 
-RoutingLoad CpuBackend::load() const { return {routing_.rows_per_rank(), rows_per_expert_}; }
+RoutingLoad CpuBackend::load() { return {routing_.rows_per_rank(), rows_per_expert_}; }
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {
   return std::make_unique<CpuBackend>(std::move(setup));

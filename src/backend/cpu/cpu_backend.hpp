@@ -33,7 +33,8 @@ class CpuBackend final : public Backend {
   void w2_scatter(const ForwardCall& call) override;
   void combine(const ForwardCall& call) override;
 
-  RoutingLoad load() const override;
+  void check() override {}
+  RoutingLoad load() override;
   std::int64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
 
  private:

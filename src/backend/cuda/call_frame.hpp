@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What depends on the routing of a call: written by the routing kernels into context memory and
+// read by every later kernel, never by the host. Shared by host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/tile/token_tiling.hpp"
+
+namespace distmoe::cuda {
+
+enum class FaultKind : std::int32_t {
+  kNone = 0,
+  kBadExpertId = 1,       ///< index = token * K + k, actual = the id, expected = E
+  kCapacityExceeded = 2,  ///< rank = overflowing rank, expected = rows of the plan, actual = rows
+  kPeerTimeout = 3,       ///< rank = the peer, expected and actual = epochs
+  kGatherTimeout = 4,     ///< index = chunk of the gather buffer, expected and actual = epochs
+  kRefusedByPeer = 5,     ///< rank = the one whose host refused its arguments
+};
+
+/// The first fault of a call; words are made of it on the host.
+struct FaultRecord {
+  FaultKind kind;
+  std::int32_t rank;
+  std::int64_t index;
+  std::int64_t expected;
+  std::int64_t actual;
+};
+static_assert(sizeof(FaultRecord) == 32);
+
+/// A contiguous range of this rank's rows that belongs to one expert and becomes ready together:
+/// rows of this rank's tokens, or rows that are pulled from peers. Ranges of a call are disjoint,
+/// in any order; the order in which they stand is the order in which they are computed, so that
+/// ranges of local rows come first. num_pairs and rows_per_tile are token_tiling(num_rows).
+struct alignas(16) TileGroup {
+  std::int32_t expert;      ///< local index
+  std::int32_t row_begin;   ///< first row
+  std::int32_t num_rows;    ///< > 0
+  std::int32_t first_pair;  ///< pairs of all groups before it
+  std::int32_t num_pairs;
+  std::int32_t rows_per_tile;
+  std::int32_t
+      needs_gather;  ///< 1: rows may lie in the gather buffer; 0: gather flags are not read
+  std::int32_t reserved;
+};
+static_assert(sizeof(TileGroup) == 32);
+
+/// Groups of a call at most: rows of lower ranks, of this one and of higher ranks of each expert.
+DISTMOE_HOST_DEVICE constexpr std::int64_t max_tile_groups(std::int64_t num_local_experts,
+                                                           std::int64_t num_ranks) {
+  return num_local_experts * (num_ranks == 1 ? 1 : 3);
+}
+
+/// The grouped products of a forward call, each with its own tile counter.
+enum class Product : std::int32_t { kW13 = 0, kW2 = 1 };
+inline constexpr int kNumProducts = 2;
+
+/// Rows of the gather buffer that become ready with one flag.
+inline constexpr int kGatherChunkRows = 32;
+
+/// The head of a call. Routing writes all of it; `next_tile` counts up while a product runs.
+struct alignas(16) CallFrame {
+  std::int32_t failed;           ///< != 0: later kernels compute nothing, outputs become NaN
+  std::int32_t num_rows;         ///< R: routed rows of this rank
+  std::int32_t num_groups;       ///< valid entries of TileGroup[]
+  std::int32_t num_pairs;        ///< of all groups
+  std::int32_t num_gather_rows;  ///< rows to be pulled from peers: one per (token, peer)
+  std::uint32_t
+      gather_epoch;  ///< a ready flag holds this value when its chunk has arrived; never 0
+  std::int32_t next_gather_chunk;        ///< routing writes 0
+  std::int32_t next_tile[kNumProducts];  ///< routing writes 0
+  std::int32_t reserved;
+  FaultRecord fault;
+};
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/cuda_backend.hpp"
+
+#include <algorithm>
+
+#include "backend/cuda/cuda_check.hpp"
+#include "backend/cuda/device.hpp"
+#include "backend/cuda/fault_text.hpp"
+#include "backend/cuda/kernels/combine.hpp"
+#include "backend/cuda/kernels/peer_barrier.hpp"
+#include "backend/cuda/kernels/publish.hpp"
+#include "backend/cuda/kernels/route.hpp"
+#include "core/check.hpp"
+#include "layout/context_buffers.hpp"
+#include "layout/cuda_layout.hpp"
+#include "plan/capacity_rows.hpp"
+#include "plan/expert_partition.hpp"
+#include "plan/layer_bytes.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+static_assert(sizeof(PublishedHeader) == cuda_layout::kIdHeaderBytes);
+static_assert(kNumBarriers * sizeof(std::uint32_t) == cuda_layout::kFlagBytesPerRank);
+static_assert(sizeof(CallState) <= cuda_layout::kCallStateBytes);
+static_assert(sizeof(CallFrame) <= cuda_layout::kCallFrameBytes);
+static_assert(sizeof(TileGroup) == cuda_layout::kTileGroupBytes);
+static_assert(sizeof(PeerWindows) == cuda_layout::kPeerWindowsBytes);
+static_assert(kGatherChunkRows == cuda_layout::kGatherChunkRows);
+
+/// NOTE: 16 blocks saturate a link's way in (H200: 362 of 374 GB/s); they pull, then compute.
+constexpr int kPullingClusters = 8;
+constexpr int kPublishBlocksPerSm = 4;
+
+EncodeTiled find_encode_tiled() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result{};
+  DISTMOE_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                      cudaEnableDefault, &result));
+  DISTMOE_CHECK(result == cudaDriverEntryPointSuccess, kUnsupported,
+                "the CUDA driver is too old: it has no tensor maps (CUDA 12.0)");
+  return reinterpret_cast<EncodeTiled>(function);
+}
+
+/// Runs before anything is allocated.
+BackendSetup check_device(BackendSetup setup) {
+  const std::string reason = why_unavailable();
+  DISTMOE_CHECK(reason.empty(), kUnsupported, "CUDA is not available: ", reason);
+  DISTMOE_CHECK(setup.device >= 0 && setup.device < device_count(), kInvalidArgument,
+                "device must be 0 to ", device_count() - 1, ", got ", setup.device);
+  DISTMOE_CHECK(setup.config.hidden_dim % 8 == 0 && setup.config.intermediate_dim % 8 == 0,
+                kUnsupported, "CUDA kernels read 16 bytes at a time: hidden_dim (",
+                setup.config.hidden_dim, ") and intermediate_dim (", setup.config.intermediate_dim,
+                ") must be multiples of 8");
+  DISTMOE_CHECK(setup.config.num_experts <= kMaxExperts, kUnsupported, "num_experts is ",
+                setup.config.num_experts, "; the CUDA backend routes to at most ", kMaxExperts);
+  DISTMOE_CHECK(setup.config.combine == Combine::kPerRoute, kUnsupported,
+                "the CUDA backend of this version combines per_route only");
+  DISTMOE_CHECK(setup.config.inference, kUnsupported,
+                "the CUDA backend of this version runs inference contexts only");
+  DISTMOE_CUDA_CHECK(cudaSetDevice(setup.device));
+  return setup;
+}
+
+int persistent_blocks(const BackendSetup& setup, int ranks_on_device) {
+  int num_sms = 0;
+  DISTMOE_CUDA_CHECK(
+      cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, setup.device));
+  const auto allowed = std::min<std::int64_t>(setup.config.num_sms.value_or(num_sms), num_sms);
+  const int blocks = static_cast<int>(allowed) / ranks_on_device / 2 * 2;
+  DISTMOE_CHECK(blocks >= 2, kUnsupported, ranks_on_device, " ranks share device ", setup.device,
+                ", which leaves each ", allowed / ranks_on_device, " of ", allowed,
+                " SMs; a rank needs 2");
+  return blocks;
+}
+
+std::uint64_t address_of(const TensorView& tensor) {
+  return reinterpret_cast<std::uint64_t>(tensor.data);
+}
+
+std::int64_t row_stride_bytes(const TensorView& rows) { return rows.strides[0] * 2; }
+
+DeviceBias device_bias(const BiasRows& bias) {
+  return {.data = bias.data,
+          .expert_stride = bias.expert_stride,
+          .stride = bias.stride,
+          .is_bf16 = bias.dtype == DType::kBF16};
+}
+
+/// A tensor map wants a stride even where there is one expert.
+std::int64_t expert_stride(std::int64_t stride, std::int64_t row_stride, std::int64_t num_rows) {
+  return stride != 0 ? stride : row_stride * num_rows;
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(BackendSetup setup)
+    : setup_(check_device(std::move(setup))),
+      memory_(setup_.plan,
+              setup_.communicator ? setup_.communicator->symmetric_memory() : nullptr),
+      peers_(map_peer_windows(setup_, memory_)),
+      encode_(find_encode_tiled()),
+      num_blocks_(persistent_blocks(setup_, peers_.ranks_on_device)),
+      capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
+      rows_per_rank_(static_cast<std::size_t>(setup_.size)),
+      rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
+  const LayerBytes<> bytes{layer_dims(setup_.config)};
+  const LayerRegions regions = bytes.scratch_regions(capacity_rows_);
+  gather_buffer_ = reinterpret_cast<std::uint64_t>(memory_.scratch());
+  h2_ = gather_buffer_ + static_cast<std::uint64_t>(regions.x + regions.h1);
+  DISTMOE_CUDA_CHECK(cudaMemcpy(memory_.buffer(buffer_name::kPeerWindows), peers_.windows.data(),
+                                peers_.windows.size() * sizeof(PeerWindows),
+                                cudaMemcpyHostToDevice));
+  DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
+  DISTMOE_CUDA_CHECK(prepare_route());
+  DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
+  DISTMOE_CUDA_CHECK(cudaEventCreateWithFlags(&last_call_done_, cudaEventDisableTiming));
+}
+
+CudaBackend::~CudaBackend() {
+  cudaSetDevice(setup_.device);
+  cudaEventSynchronize(last_call_done_);
+  cudaEventDestroy(last_call_done_);
+  cudaStreamDestroy(own_stream_);
+}
+
+cudaStream_t CudaBackend::stream_of(const ForwardCall& call) const {
+  return call.stream != nullptr ? static_cast<cudaStream_t>(call.stream) : own_stream_;
+}
+
+std::uint64_t CudaBackend::timeout_ns() const {
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(setup_.timeout).count());
+}
+
+void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
+  if (setup_.size == 1) return;
+  DISTMOE_CUDA_CHECK(launch_peer_barrier(
+      {.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+       .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
+       .rank = setup_.rank,
+       .num_ranks = setup_.size,
+       .barrier = barrier,
+       .timeout_ns = timeout_ns()},
+      stream));
+}
+
+void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
+  const DeviceScope scope(setup_.device);
+  const cudaStream_t stream = stream_of(call);
+  PublishArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+                   .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                   .ids_window = memory_.address(buffer_name::kIdWindow),
+                   .x_window = memory_.address(buffer_name::kDispatchWindow),
+                   .x = address_of(call.x_TD),
+                   .x_stride_bytes = row_stride_bytes(call.x_TD),
+                   .ids = call.topk_ids_TK.data,
+                   .id_token_stride = call.topk_ids_TK.strides[0],
+                   .id_k_stride = call.topk_ids_TK.strides[1],
+                   .is_refused = refusal.has_value(),
+                   .ids_are_64_bit = call.topk_ids_TK.dtype == DType::kI64,
+                   .num_tokens = static_cast<std::int32_t>(call.num_tokens),
+                   .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+                   .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
+                   .row_bytes = static_cast<std::int32_t>(setup_.config.hidden_dim * 2)};
+  DISTMOE_CUDA_CHECK(launch_publish(args, num_blocks_ * kPublishBlocksPerSm, stream));
+  meet_peers(PeerBarrier::kPublished, stream);
+  if (!refusal) return;
+  // The peers find the refusal and compute nothing; this rank keeps in step with them.
+  meet_peers(PeerBarrier::kResultsStored, stream);
+  throw *refusal;
+}
+
+void CudaBackend::route(const ForwardCall& call) {
+  const DeviceScope scope(setup_.device);
+  const RouteArgs args{
+      .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+      .groups = memory_.buffer_of<TileGroup>(buffer_name::kTileGroups),
+      .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
+      .chunk_counts = memory_.buffer_of<std::int32_t>(buffer_name::kChunkCounts),
+      .chunk_tokens = memory_.buffer_of<std::int32_t>(buffer_name::kChunkTokens),
+      .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
+      .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
+      .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert),
+      .row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
+      .token_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
+      .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
+      .result_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress),
+      .gather_source = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
+      .x = address_of(call.x_TD),
+      .x_stride_bytes = row_stride_bytes(call.x_TD),
+      .gather_buffer = gather_buffer_,
+      .row_bytes = setup_.config.hidden_dim * 2,
+      .capacity_rows = capacity_rows_,
+      .rank = setup_.rank,
+      .num_ranks = setup_.size,
+      .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+      .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
+      .chunks_per_rank = static_cast<std::int32_t>(
+          (setup_.config.max_tokens + kRouteChunkTokens - 1) / kRouteChunkTokens)};
+  DISTMOE_CUDA_CHECK(launch_route(args, stream_of(call)));
+}
+
+GroupedGemmArgs CudaBackend::product_args() const {
+  GroupedGemmArgs args;
+  args.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame);
+  args.groups = memory_.buffer_of<TileGroup>(buffer_name::kTileGroups);
+  args.timeout_ns = timeout_ns();
+  return args;
+}
+
+RowTable CudaBackend::h2_rows() const {
+  return {.base = h2_, .stride_bytes = setup_.config.intermediate_dim * 2};
+}
+
+void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
+  const DeviceScope scope(setup_.device);
+  const ExpertMatrices& experts = call.experts;
+  const std::int64_t num_local =
+      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+  if (num_local == 0) return;
+  GroupedGemmArgs args = product_args();
+  args.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
+  args.result = h2_rows();
+  args.bias = device_bias(experts.gate_bias);
+  args.bias_up = device_bias(experts.up_bias);
+  args.pull = {.source_address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
+               .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
+               .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
+               .buffer = gather_buffer_,
+               .buffer_stride_bytes = setup_.config.hidden_dim * 2,
+               .num_pullers =
+                   setup_.size > 1 ? std::min(kPullingClusters, num_blocks_ / 2) : 0};
+  args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
+                 .alpha = static_cast<float>(setup_.config.swiglu_alpha),
+                 .limit = static_cast<float>(setup_.config.swiglu_limit)};
+  args.m = static_cast<std::int32_t>(2 * setup_.config.intermediate_dim);
+  args.k = static_cast<std::int32_t>(setup_.config.hidden_dim);
+  CUtensorMap map;
+  const W13Layout layout{.gate = experts.gate,
+                         .row_stride = experts.w13_row_stride,
+                         .half_stride = experts.up - experts.gate,
+                         .expert_stride =
+                             expert_stride(experts.w13_expert_stride, experts.w13_row_stride,
+                                           2 * setup_.config.intermediate_dim)};
+  DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
+                             setup_.config.hidden_dim, &map),
+                kUnsupported, "w13 cannot be read by the tensor memory accelerator: its address and ",
+                "strides must be multiples of 16 bytes");
+  DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, num_blocks_, stream_of(call)));
+}
+
+void CudaBackend::w2_scatter(const ForwardCall& call) {
+  const DeviceScope scope(setup_.device);
+  const std::int64_t num_local =
+      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+  if (num_local > 0) {
+    GroupedGemmArgs args = product_args();
+    args.tokens = h2_rows();
+    args.result.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress);
+    args.bias = device_bias(call.experts.bias2);
+    args.m = static_cast<std::int32_t>(setup_.config.hidden_dim);
+    args.k = static_cast<std::int32_t>(setup_.config.intermediate_dim);
+    CUtensorMap map;
+    const W2Layout layout{.data = call.experts.w2,
+                          .row_stride = call.experts.w2_row_stride,
+                          .expert_stride = expert_stride(call.experts.w2_expert_stride,
+                                                         call.experts.w2_row_stride,
+                                                         setup_.config.hidden_dim)};
+    DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
+                              setup_.config.intermediate_dim, &map),
+                  kUnsupported, "w2 cannot be read by the tensor memory accelerator: its address and ",
+                  "strides must be multiples of 16 bytes");
+    DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, num_blocks_, stream_of(call)));
+  }
+  meet_peers(PeerBarrier::kResultsStored, stream_of(call));
+}
+
+void CudaBackend::combine(const ForwardCall& call) {
+  const DeviceScope scope(setup_.device);
+  const TensorView& scores = call.topk_scores_TK;
+  const CombineArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+                         .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                         .results = memory_.address(buffer_name::kCombineWindow),
+                         .ids = published_ids(memory_.address(buffer_name::kIdWindow)),
+                         .scores = scores.data,
+                         .score_token_stride = scores.strides[0],
+                         .score_k_stride = scores.strides[1],
+                         .scores_are_bf16 = scores.dtype == DType::kBF16,
+                         .num_tokens = static_cast<std::int32_t>(call.num_tokens),
+                         .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+                         .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim),
+                         .y = address_of(call.y_TD),
+                         .y_stride_bytes = row_stride_bytes(call.y_TD)};
+  DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  DISTMOE_CUDA_CHECK(cudaStreamIsCapturing(stream_of(call), &capture));
+  if (capture == cudaStreamCaptureStatusNone) {
+    DISTMOE_CUDA_CHECK(cudaEventRecord(last_call_done_, stream_of(call)));
+  }
+}
+
+void CudaBackend::wait_for_calls() {
+  DISTMOE_CUDA_CHECK(cudaEventSynchronize(last_call_done_));
+}
+
+void CudaBackend::copy_from_device(void* out, const void* source, std::size_t bytes) {
+  DISTMOE_CUDA_CHECK(cudaMemcpyAsync(out, source, bytes, cudaMemcpyDeviceToHost, own_stream_));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
+}
+
+void CudaBackend::check() {
+  const DeviceScope scope(setup_.device);
+  wait_for_calls();
+  auto* state = memory_.buffer_of<CallState>(buffer_name::kCallState);
+  CallState copy{};
+  copy_from_device(&copy, state, sizeof(copy));
+  if (copy.first_fault.kind == FaultKind::kNone) return;
+  DISTMOE_CUDA_CHECK(
+      cudaMemsetAsync(&state->first_fault, 0, sizeof(state->first_fault), own_stream_));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
+  throw_fault(copy.first_fault, copy.first_fault_call, setup_);
+}
+
+RoutingLoad CudaBackend::load() {
+  const DeviceScope scope(setup_.device);
+  wait_for_calls();
+  const auto fetch = [&](const char* name, std::vector<std::int64_t>& out) {
+    copy_from_device(out.data(), memory_.buffer(name), out.size() * sizeof(std::int64_t));
+  };
+  fetch(buffer_name::kRowsPerRank, rows_per_rank_);
+  fetch(buffer_name::kRowsPerExpert, rows_per_expert_);
+  return {rows_per_rank_, rows_per_expert_};
+}
+
+std::unique_ptr<Backend> make_backend(BackendSetup setup) {
+  return std::make_unique<CudaBackend>(std::move(setup));
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's steps of a forward call on a Hopper GPU. Every step enqueues a fixed sequence of launches
+// and returns; what depends on the routing stays on the device (call_frame.hpp).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <vector>
+
+#include "backend/backend.hpp"
+#include "backend/cuda/device_memory.hpp"
+#include "backend/cuda/kernels/call_state.hpp"
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/peer_windows.hpp"
+
+namespace distmoe::cuda {
+
+class CudaBackend final : public Backend {
+ public:
+  explicit CudaBackend(BackendSetup setup);
+  ~CudaBackend() override;
+
+  void publish(const ForwardCall& call, const std::optional<Error>& refusal) override;
+  void route(const ForwardCall& call) override;
+  void dispatch_w13_swiglu(const ForwardCall& call) override;
+  void w2_scatter(const ForwardCall& call) override;
+  void combine(const ForwardCall& call) override;
+
+  void check() override;
+  RoutingLoad load() override;
+  std::int64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
+
+ private:
+  /// The caller's stream, or the context's own.
+  cudaStream_t stream_of(const ForwardCall& call) const;
+  void meet_peers(PeerBarrier barrier, cudaStream_t stream);
+  /// Waits for the calls of this context alone: on a shared device a peer may already wait for this
+  /// rank's next call.
+  void wait_for_calls();
+  void copy_from_device(void* out, const void* source, std::size_t bytes);
+  GroupedGemmArgs product_args() const;
+  RowTable h2_rows() const;
+  std::uint64_t timeout_ns() const;
+
+  BackendSetup setup_;
+  DeviceMemory memory_;
+  PeerMap peers_;
+  cudaStream_t own_stream_ = nullptr;
+  cudaEvent_t last_call_done_ = nullptr;
+  EncodeTiled encode_ = nullptr;
+  int num_blocks_ = 0;           ///< of the persistent kernels of this rank
+  std::int64_t capacity_rows_;   ///< rows that the plan has for a call
+  std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
+  std::uint64_t h2_;             ///< BF16 [R, F]
+  std::vector<std::int64_t> rows_per_rank_;
+  std::vector<std::int64_t> rows_per_expert_;
+};
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/device.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <utility>
+
+#include "backend/backend.hpp"
+#include "backend/cuda/cuda_check.hpp"
+#include "core/check.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+constexpr int kHopper = 9;
+
+}  // namespace
+
+int device_count() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess) {
+    cudaGetLastError();
+    return 0;
+  }
+  return count;
+}
+
+std::string why_unavailable() {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
+    cudaGetLastError();
+    return cudaGetErrorString(error);
+  }
+  if (count == 0) return "no CUDA device is present";
+  int major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  if (major != kHopper) {
+    return concat("the kernels are built for compute capability 9.0 (Hopper); device 0 has ", major,
+                  ".x");
+  }
+  return {};
+}
+
+DeviceScope::DeviceScope(int device) {
+  DISTMOE_CUDA_CHECK(cudaGetDevice(&previous_));
+  DISTMOE_CUDA_CHECK(cudaSetDevice(device));
+}
+
+DeviceScope::~DeviceScope() { cudaSetDevice(previous_); }
+
+DeviceBuffer::DeviceBuffer(std::size_t bytes, int device) : bytes_(bytes), device_(device) {
+  const DeviceScope scope(device);
+  if (bytes > 0) DISTMOE_CUDA_CHECK(cudaMalloc(&data_, bytes));
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ == nullptr) return;
+  int previous = 0;
+  cudaGetDevice(&previous);
+  cudaSetDevice(device_);
+  cudaFree(data_);
+  cudaSetDevice(previous);
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
+
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(device_, other.device_);
+  return *this;
+}
+
+void DeviceBuffer::upload(const void* source, std::size_t bytes) {
+  const DeviceScope scope(device_);
+  if (bytes > 0) DISTMOE_CUDA_CHECK(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice));
+}
+
+void DeviceBuffer::download(void* destination, std::size_t bytes) const {
+  const DeviceScope scope(device_);
+  if (bytes > 0) DISTMOE_CUDA_CHECK(cudaMemcpy(destination, data_, bytes, cudaMemcpyDeviceToHost));
+}
+
+}  // namespace distmoe::cuda

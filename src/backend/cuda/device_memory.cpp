@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/device_memory.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include "backend/cuda/cuda_check.hpp"
+#include "core/check.hpp"
+#include "core/log.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+std::byte* allocate(std::int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  void* base = nullptr;
+  if (cudaMalloc(&base, static_cast<std::size_t>(bytes)) != cudaSuccess) {
+    cudaGetLastError();
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    throw_error(ErrorCode::kOutOfMemory,
+                concat("the context needs ", bytes, " bytes of device memory in one piece; ",
+                       free_bytes, " of ", total_bytes,
+                       " are free; a smaller max_tokens or device_scratch_capacity_factor needs "
+                       "less"));
+  }
+  return static_cast<std::byte*>(base);
+}
+
+}  // namespace
+
+DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
+    : plan_(plan), symmetric_(symmetric) {
+  const auto window_bytes = static_cast<std::size_t>(plan.communication_bytes);
+  const auto private_bytes = static_cast<std::size_t>(plan.allocated_bytes) - window_bytes;
+  private_ = allocate(static_cast<std::int64_t>(private_bytes));
+  windows_ = symmetric_ != nullptr ? static_cast<std::byte*>(symmetric_->allocate(window_bytes))
+                                   : allocate(plan.communication_bytes);
+  // Flags and epochs start at zero; what is computed is written before it is read.
+  DISTMOE_CUDA_CHECK(cudaMemset(windows_, 0, window_bytes));
+  for (const PlanBuffer& control : plan.control_buffers) {
+    DISTMOE_CUDA_CHECK(
+        cudaMemset(buffer(control.name), 0, static_cast<std::size_t>(control.bytes)));
+  }
+  DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+DeviceMemory::~DeviceMemory() {
+  try {
+    if (symmetric_ != nullptr) {
+      symmetric_->free(windows_);
+    } else {
+      cudaFree(windows_);
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, concat("a window could not be freed: ", error.what()));
+  }
+  cudaFree(private_);
+}
+
+std::byte* DeviceMemory::buffer(std::string_view name) const {
+  std::byte* next = windows_;
+  for (const PlanBuffer& candidate : plan_.communication_buffers) {
+    if (candidate.name == name) return next;
+    next += candidate.bytes;
+  }
+  next = scratch() + plan_.device_scratch_bytes + plan_.host_scratch_bytes;
+  for (const auto* list :
+       {&plan_.metadata_buffers, &plan_.control_buffers, &plan_.workspace_buffers}) {
+    for (const PlanBuffer& candidate : *list) {
+      if (candidate.name == name) return next;
+      next += candidate.bytes;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace distmoe::cuda

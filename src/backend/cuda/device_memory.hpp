@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "distmoe/communicator.hpp"
+#include "distmoe/memory_plan.hpp"
+
+namespace distmoe::cuda {
+
+/// The memory of a context on a device, exactly plan.allocated_bytes, cut into the regions of the plan:
+/// the communication buffers in one allocation, which peers may address, the rest in another. All of
+/// it is zero at first. The device is current in every call.
+class DeviceMemory {
+ public:
+  /// `symmetric` gives the communication buffers where it is not null (collective).
+  DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric);
+  ~DeviceMemory();
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::byte* scratch() const { return private_ + plan_.total_activation_bytes; }
+  /// The buffer of that name in the plan's lists; null where the plan has none.
+  std::byte* buffer(std::string_view name) const;
+  template <typename Element>
+  Element* buffer_of(std::string_view name) const {
+    return reinterpret_cast<Element*>(buffer(name));
+  }
+  std::uint64_t address(std::string_view name) const {
+    return reinterpret_cast<std::uint64_t>(buffer(name));
+  }
+  std::byte* windows() const { return windows_; }
+  std::int64_t allocated_bytes() const { return plan_.allocated_bytes; }
+
+ private:
+  MemoryPlan plan_;
+  SymmetricMemory* symmetric_;
+  std::byte* private_ = nullptr;
+  std::byte* windows_ = nullptr;
+};
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What lives on the device across calls.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/call_frame.hpp"
+#include "backend/cuda/published.hpp"
+
+namespace distmoe::cuda {
+
+/// Epochs count on the device, so that a replayed graph counts too.
+struct alignas(128) CallState {
+  std::uint64_t num_calls;
+  std::uint32_t barrier_epoch[kNumBarriers];
+  std::uint32_t gather_epoch;
+  std::int32_t reserved;
+  /// The first fault since the last check, and the call in which it was.
+  FaultRecord first_fault;
+  std::int64_t first_fault_call;
+};
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/call_state.hpp"
+
+namespace distmoe::cuda {
+
+struct CombineArgs {
+  CallState* state = nullptr;
+  CallFrame* frame = nullptr;
+  std::uint64_t results = 0;            ///< BF16 [T, K, D]
+  const std::int32_t* ids = nullptr;    ///< [T, K], published
+  const void* scores = nullptr;         ///< [T, K]
+  std::int64_t score_token_stride = 0;  ///< in elements
+  std::int64_t score_k_stride = 0;
+  std::int32_t scores_are_bf16 = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t top_k = 0;
+  std::int32_t hidden_dim = 0;  ///< a multiple of 8
+  std::uint64_t y = 0;          ///< BF16 [T, D]
+  std::int64_t y_stride_bytes = 0;
+};
+
+/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out. Of a
+/// failed call y becomes NaN, and its fault the state's first one where none is kept yet.
+cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream);
+
+}  // namespace distmoe::cuda

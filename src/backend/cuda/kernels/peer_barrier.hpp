@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/call_state.hpp"
+
+namespace distmoe::cuda {
+
+struct PeerBarrierArgs {
+  CallState* state = nullptr;
+  CallFrame* frame = nullptr;
+  const PeerWindows* windows = nullptr;  ///< [num_ranks]
+  std::int32_t rank = 0;
+  std::int32_t num_ranks = 1;
+  PeerBarrier barrier = PeerBarrier::kPublished;
+  std::uint64_t timeout_ns = 0;
+};
+
+/// Everything that this rank's stream did before is visible to a peer that has passed the barrier.
+/// One block: ranks that share a device are always resident together.
+cudaError_t launch_peer_barrier(const PeerBarrierArgs& args, cudaStream_t stream);
+
+}  // namespace distmoe::cuda

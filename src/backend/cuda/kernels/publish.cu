@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// begin_call (one block): frame and header of a new call.
+// publish: ids_window[t, k] = int32(ids[t, k]); -1 stays, an illegal id becomes -1 and the smallest
+// such route is noted in the header; x_window[t] = x[t].
+#include "backend/cuda/kernels/publish.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ std::int64_t load_id(const PublishArgs& args, std::int64_t route) {
+  const std::int64_t token = route / args.top_k;
+  const std::int64_t k = route % args.top_k;
+  const std::int64_t offset = token * args.id_token_stride + k * args.id_k_stride;
+  return args.ids_are_64_bit ? static_cast<const std::int64_t*>(args.ids)[offset]
+                             : static_cast<const std::int32_t*>(args.ids)[offset];
+}
+
+__global__ void begin_call(const __grid_constant__ PublishArgs args) {
+  CallState& state = *args.state;
+  ++state.num_calls;
+  // 0 means that nothing has arrived.
+  state.gather_epoch = state.gather_epoch == UINT32_MAX ? 1 : state.gather_epoch + 1;
+  CallFrame frame{};
+  frame.gather_epoch = state.gather_epoch;
+  *args.frame = frame;
+  *reinterpret_cast<PublishedHeader*>(args.ids_window) = {
+      args.num_tokens, args.is_refused ? kRefusedCall : kNoBadRoute, 0};
+}
+
+__global__ void publish(const __grid_constant__ PublishArgs args) {
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
+  auto* ids = reinterpret_cast<std::int32_t*>(args.ids_window + sizeof(PublishedHeader));
+  const std::int64_t num_routes = static_cast<std::int64_t>(args.num_tokens) * args.top_k;
+  for (std::int64_t route = thread; route < num_routes; route += num_threads) {
+    const std::int64_t id = load_id(args, route);
+    const bool is_legal = id >= -1 && id < args.num_experts;
+    ids[route] = is_legal ? static_cast<std::int32_t>(id) : -1;
+    if (!is_legal) {
+      atomicMin(reinterpret_cast<unsigned long long*>(&header->bad_route),
+                static_cast<unsigned long long>(route));
+    }
+  }
+  if (args.x_window == 0) return;
+  const std::int64_t vectors_per_row = args.row_bytes / 16;
+  const std::int64_t num_vectors = args.num_tokens * vectors_per_row;
+  for (std::int64_t i = thread; i < num_vectors; i += num_threads) {
+    const std::int64_t token = i / vectors_per_row;
+    const std::int64_t column = i % vectors_per_row;
+    reinterpret_cast<uint4*>(args.x_window)[i] =
+        reinterpret_cast<const uint4*>(args.x + token * args.x_stride_bytes)[column];
+  }
+}
+
+/// The value of the first illegal id, once its place is known.
+__global__ void note_bad_id(const __grid_constant__ PublishArgs args) {
+  auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
+  if (header->bad_route != kNoBadRoute) header->bad_id = load_id(args, header->bad_route);
+}
+
+}  // namespace
+
+cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream) {
+  begin_call<<<1, 1, 0, stream>>>(args);
+  if (args.num_tokens > 0) {
+    publish<<<num_blocks, kThreads, 0, stream>>>(args);
+    note_bad_id<<<1, 1, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Routing in three passes over chunks of 256 tokens of one source rank. Chunks are numbered by source,
+// then token, so that rows before a chunk are rows of lower sources and earlier tokens.
+//
+//   count    chunk_counts[chunk, e] = routes of the chunk to expert e (all E, so that every rank knows
+//            every rank's load); chunk_tokens[chunk] = tokens that this rank must gather
+//   scan     one block: counts become rows before the chunk; row totals, faults, expert_begin, groups
+//   place    every route of this rank's experts finds its row: expert_begin + rows before the chunk +
+//            rows before it in the chunk, counted per warp in route order with match_any
+//
+// Nothing depends on timing: the only atomics are commutative counts.
+#include <cub/block/block_reduce.cuh>
+#include <cub/block/block_scan.cuh>
+
+#include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/tile/token_tiling.hpp"
+#include "plan/expert_partition.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+constexpr int kChunkThreads = 256;
+constexpr int kWarps = kChunkThreads / 32;
+constexpr int kScanThreads = 1024;
+static_assert(kChunkThreads == kRouteChunkTokens, "a thread looks at one token of the chunk");
+
+/// The part of a source's tokens that a block handles.
+struct Chunk {
+  int source;
+  std::int64_t first_token;
+  int num_tokens;
+  const std::int32_t* ids;  ///< of first_token
+
+  __device__ explicit Chunk(const RouteArgs& args)
+      : source(static_cast<int>(blockIdx.x) / args.chunks_per_rank),
+        first_token(static_cast<std::int64_t>(blockIdx.x % args.chunks_per_rank) *
+                    kRouteChunkTokens) {
+    const std::uint64_t window = args.windows[source].ids;
+    const std::int64_t left = published_header(window)->num_tokens - first_token;
+    num_tokens = static_cast<int>(min(max(left, std::int64_t{0}),
+                                      std::int64_t{kRouteChunkTokens}));
+    ids = published_ids(window) + first_token * args.top_k;
+  }
+};
+
+struct LocalExperts {
+  int first;
+  int count;
+  __device__ explicit LocalExperts(const RouteArgs& args)
+      : first(static_cast<int>(first_expert(args.num_experts, args.num_ranks, args.rank))),
+        count(static_cast<int>(num_local_experts(args.num_experts, args.num_ranks, args.rank))) {}
+  /// Local index, or -1.
+  __device__ int index(std::int32_t id) const {
+    return id >= first && id < first + count ? id - first : -1;
+  }
+};
+
+/// Whether this rank computes a route of token `threadIdx.x` of the chunk.
+__device__ bool is_wanted(const RouteArgs& args, const Chunk& chunk, const LocalExperts& local) {
+  if (static_cast<int>(threadIdx.x) >= chunk.num_tokens) return false;
+  bool wanted = false;
+  for (int k = 0; k < args.top_k; ++k) {
+    wanted = wanted || local.index(chunk.ids[threadIdx.x * args.top_k + k]) >= 0;
+  }
+  return wanted;
+}
+
+__global__ void count(const __grid_constant__ RouteArgs args) {
+  extern __shared__ std::int32_t counts[];  // [E]
+  if (args.frame->failed != 0) return;
+  const Chunk chunk(args);
+  for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
+       expert += kChunkThreads) {
+    counts[expert] = 0;
+  }
+  __syncthreads();
+  for (int route = static_cast<int>(threadIdx.x); route < chunk.num_tokens * args.top_k;
+       route += kChunkThreads) {
+    const std::int32_t id = chunk.ids[route];
+    if (id >= 0) atomicAdd(&counts[id], 1);
+  }
+  const bool gathers =
+      chunk.source != args.rank && is_wanted(args, chunk, LocalExperts(args));
+  const int gathered = __syncthreads_count(gathers);
+  std::int32_t* out = args.chunk_counts + static_cast<std::int64_t>(blockIdx.x) * args.num_experts;
+  for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
+       expert += kChunkThreads) {
+    out[expert] = counts[expert];
+  }
+  if (threadIdx.x == 0) args.chunk_tokens[blockIdx.x] = gathered;
+}
+
+__device__ void fail(const RouteArgs& args, const FaultRecord& fault) {
+  args.frame->failed = 1;
+  args.frame->fault = fault;
+}
+
+/// The lowest rank that published an illegal id. The same on every rank.
+__device__ void check_ids(const RouteArgs& args) {
+  for (int rank = 0; rank < args.num_ranks; ++rank) {
+    const PublishedHeader header = *published_header(args.windows[rank].ids);
+    if (header.bad_route == kNoBadRoute) continue;
+    if (header.bad_route == kRefusedCall) {
+      fail(args, {FaultKind::kRefusedByPeer, rank, 0, 0, 0});
+      return;
+    }
+    fail(args, {FaultKind::kBadExpertId, rank, header.bad_route, args.num_experts, header.bad_id});
+    return;
+  }
+}
+
+/// The fullest rank, the lowest of equals, as on the CPU.
+__device__ void check_capacity(const RouteArgs& args) {
+  int fullest = 0;
+  for (int rank = 1; rank < args.num_ranks; ++rank) {
+    if (args.rows_per_rank[rank] > args.rows_per_rank[fullest]) fullest = rank;
+  }
+  const std::int64_t rows = args.rows_per_rank[fullest];
+  if (rows > args.capacity_rows) {
+    fail(args, {FaultKind::kCapacityExceeded, fullest, 0, args.capacity_rows, rows});
+  }
+}
+
+/// chunk_counts[:, e] become the rows of e before the chunk, per expert, and totals leave.
+__device__ void scan_chunks(const RouteArgs& args) {
+  const int num_chunks = args.num_ranks * args.chunks_per_rank;
+  for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
+       expert += kScanThreads) {
+    std::int32_t before = 0;
+#pragma unroll 8
+    for (int chunk = 0; chunk < num_chunks; ++chunk) {
+      std::int32_t* cell = &args.chunk_counts[static_cast<std::int64_t>(chunk) * args.num_experts +
+                                              expert];
+      const std::int32_t rows = *cell;
+      *cell = before;
+      before += rows;
+    }
+    args.rows_per_expert[expert] = before;
+  }
+}
+
+__device__ void sum_ranks(const RouteArgs& args) {
+  for (int rank = static_cast<int>(threadIdx.x); rank < args.num_ranks; rank += kScanThreads) {
+    const auto begin = first_expert(args.num_experts, args.num_ranks, rank);
+    const auto end = first_expert(args.num_experts, args.num_ranks, rank + 1);
+    std::int64_t rows = 0;
+    for (auto expert = begin; expert < end; ++expert) rows += args.rows_per_expert[expert];
+    args.rows_per_rank[rank] = rows;
+  }
+}
+
+using ScanOf32 = cub::BlockScan<std::int32_t, kScanThreads>;
+
+/// Exclusive sums of value(i), i < count, handed to store(i, sum); returns the total to all threads.
+template <typename Value, typename Store>
+__device__ std::int32_t block_scan(ScanOf32::TempStorage& storage, int count, const Value& value,
+                                   const Store& store) {
+  std::int32_t before = 0;
+  for (int begin = 0; begin < count; begin += kScanThreads) {
+    const int i = begin + static_cast<int>(threadIdx.x);
+    const std::int32_t mine = i < count ? value(i) : 0;
+    std::int32_t sum = 0;
+    std::int32_t total = 0;
+    ScanOf32(storage).ExclusiveSum(mine, sum, total);
+    if (i < count) store(i, before + sum);
+    before += total;
+    __syncthreads();
+  }
+  return before;
+}
+
+/// Rows [begin, end) of one expert: of this rank's own tokens (part 0), of lower ranks' (1), of higher
+/// ranks' (2). Own rows come first, because they need not wait for a link.
+struct ExpertPart {
+  int expert;
+  std::int32_t begin;
+  std::int32_t rows;
+
+  __device__ ExpertPart(const RouteArgs& args, const LocalExperts& local, int index) {
+    const int part = index / local.count;
+    expert = index % local.count;
+    const auto before_source = [&](int source) {
+      return source == args.num_ranks
+                 ? static_cast<std::int32_t>(args.rows_per_expert[local.first + expert])
+                 : args.chunk_counts[static_cast<std::int64_t>(source) * args.chunks_per_rank *
+                                         args.num_experts +
+                                     local.first + expert];
+    };
+    const std::int32_t own_begin = before_source(args.rank);
+    const std::int32_t own_end = before_source(args.rank + 1);
+    const std::int32_t from = part == 0 ? own_begin : part == 1 ? 0 : own_end;
+    const std::int32_t to = part == 0   ? own_end
+                            : part == 1 ? own_begin
+                                        : before_source(args.num_ranks);
+    begin = args.expert_begin[expert] + from;
+    rows = to - from;
+  }
+};
+
+__device__ void list_groups(const RouteArgs& args, const LocalExperts& local,
+                            ScanOf32::TempStorage& storage) {
+  const int num_parts = local.count * (args.num_ranks == 1 ? 1 : 3);
+  __shared__ std::int32_t num_pairs_shared;
+  // First the places of the non-empty groups, then, in a second scan, the pairs before each.
+  const std::int32_t num_groups = block_scan(
+      storage, num_parts,
+      [&](int i) { return ExpertPart(args, local, i).rows > 0 ? 1 : 0; },
+      [&](int i, std::int32_t place) {
+        const ExpertPart part(args, local, i);
+        if (part.rows == 0) return;
+        const TokenTiling tiling = token_tiling(part.rows);
+        args.groups[place] = {part.expert,       part.begin,
+                              part.rows,         0,
+                              tiling.num_pairs,  tiling.rows_per_tile,
+                              i < local.count ? 0 : 1, 0};
+      });
+  const std::int32_t num_pairs = block_scan(
+      storage, num_groups, [&](int i) { return args.groups[i].num_pairs; },
+      [&](int i, std::int32_t before) { args.groups[i].first_pair = before; });
+  if (threadIdx.x == 0) {
+    num_pairs_shared = num_pairs;
+    args.frame->num_groups = num_groups;
+    args.frame->num_pairs = num_pairs_shared;
+  }
+}
+
+__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ RouteArgs args) {
+  __shared__ ScanOf32::TempStorage storage;
+  if (args.frame->failed != 0) return;
+  const LocalExperts local(args);
+  if (threadIdx.x == 0) check_ids(args);
+  scan_chunks(args);
+  __syncthreads();
+  sum_ranks(args);
+  __syncthreads();
+  if (threadIdx.x == 0 && args.frame->failed == 0) check_capacity(args);
+  __syncthreads();
+  if (args.frame->failed != 0) return;
+
+  const std::int32_t num_rows = block_scan(
+      storage, local.count,
+      [&](int i) { return static_cast<std::int32_t>(args.rows_per_expert[local.first + i]); },
+      [&](int i, std::int32_t before) { args.expert_begin[i] = before; });
+  const std::int32_t num_gathered = block_scan(
+      storage, args.num_ranks * args.chunks_per_rank,
+      [&](int i) { return args.chunk_tokens[i]; },
+      [&](int i, std::int32_t before) { args.chunk_tokens[i] = before; });
+  if (threadIdx.x == 0) {
+    args.expert_begin[local.count] = num_rows;
+    args.frame->num_rows = num_rows;
+    args.frame->num_gather_rows = num_gathered;
+  }
+  __syncthreads();
+  list_groups(args, local, storage);
+}
+
+/// What place() keeps in shared memory: rows of each local expert before each warp's part of the chunk.
+struct PlaceCounts {
+  std::uint16_t* before;  ///< [kWarps, L]
+  int num_local;
+  __device__ std::uint16_t& at(int warp, int expert) const {
+    return before[warp * num_local + expert];
+  }
+};
+
+/// A warp's part of the chunk's routes: contiguous, so that warps follow each other in route order.
+struct WarpPart {
+  int begin;
+  int end;
+  __device__ WarpPart(int num_routes, int warp) {
+    const int per_warp = (num_routes + kChunkThreads - 1) / kChunkThreads * 32;
+    begin = min(num_routes, warp * per_warp);
+    end = min(num_routes, begin + per_warp);
+  }
+};
+
+__device__ void count_per_warp(const Chunk& chunk, const LocalExperts& local, int top_k,
+                               const PlaceCounts& counts) {
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * local.count; i += kChunkThreads) {
+    counts.before[i] = 0;
+  }
+  __syncthreads();
+  const WarpPart part(chunk.num_tokens * top_k, warp);
+  for (int base = part.begin; base < part.end; base += 32) {
+    const int route = base + lane;
+    const int expert = route < part.end ? local.index(chunk.ids[route]) : -1;
+    const unsigned same = __match_any_sync(~0u, expert);
+    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
+      counts.at(warp, expert) =
+          static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
+    }
+    __syncwarp();
+  }
+  __syncthreads();
+  for (int expert = static_cast<int>(threadIdx.x); expert < local.count; expert += kChunkThreads) {
+    int before = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      const int rows = counts.at(w, expert);
+      counts.at(w, expert) = static_cast<std::uint16_t>(before);
+      before += rows;
+    }
+  }
+  __syncthreads();
+}
+
+__device__ void store_row(const RouteArgs& args, const Chunk& chunk, int route, std::int32_t row,
+                          std::int32_t gather_row) {
+  const std::int64_t token = chunk.first_token + route / args.top_k;
+  const std::int64_t k = route % args.top_k;
+  const bool is_own = chunk.source == args.rank;
+  args.row_origin[row] = {chunk.source, static_cast<std::int32_t>(token),
+                          static_cast<std::int32_t>(k)};
+  args.gather_index[row] = is_own ? -1 : gather_row;
+  args.token_row_address[row] = is_own ? args.x + token * args.x_stride_bytes
+                                       : args.gather_buffer + gather_row * args.row_bytes;
+  args.result_row_address[row] =
+      args.windows[chunk.source].combine + (token * args.top_k + k) * args.row_bytes;
+}
+
+__global__ void place(const __grid_constant__ RouteArgs args) {
+  extern __shared__ std::uint16_t counts_storage[];
+  __shared__ std::int32_t gather_rows[kRouteChunkTokens];
+  using Scan = cub::BlockScan<std::int32_t, kChunkThreads>;
+  __shared__ Scan::TempStorage scan_storage;
+  if (args.frame->failed != 0) return;
+  const Chunk chunk(args);
+  if (chunk.num_tokens == 0) return;
+  const LocalExperts local(args);
+
+  if (chunk.source != args.rank) {
+    const bool wanted = is_wanted(args, chunk, local);
+    std::int32_t before = 0;
+    Scan(scan_storage).ExclusiveSum(wanted ? 1 : 0, before);
+    const std::int32_t gather_row = args.chunk_tokens[blockIdx.x] + before;
+    gather_rows[threadIdx.x] = gather_row;
+    if (wanted) {
+      args.gather_source[gather_row] =
+          args.windows[chunk.source].x + (chunk.first_token + threadIdx.x) * args.row_bytes;
+    }
+  }
+  const PlaceCounts counts{counts_storage, local.count};
+  count_per_warp(chunk, local, args.top_k, counts);
+
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int32_t* before_chunk =
+      args.chunk_counts + static_cast<std::int64_t>(blockIdx.x) * args.num_experts + local.first;
+  const WarpPart part(chunk.num_tokens * args.top_k, warp);
+  for (int base = part.begin; base < part.end; base += 32) {
+    const int route = base + lane;
+    const int expert = route < part.end ? local.index(chunk.ids[route]) : -1;
+    const unsigned same = __match_any_sync(~0u, expert);
+    if (expert >= 0) {
+      const int rank_in_warp = __popc(same & ((1u << lane) - 1));
+      const std::int32_t row = args.expert_begin[expert] + before_chunk[expert] +
+                               counts.at(warp, expert) + rank_in_warp;
+      store_row(args, chunk, route, row,
+                chunk.source == args.rank ? -1 : gather_rows[route / args.top_k]);
+    }
+    __syncwarp();
+    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
+      counts.at(warp, expert) =
+          static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
+    }
+    __syncwarp();
+  }
+}
+
+constexpr int kMaxCountBytes = kMaxExperts * static_cast<int>(sizeof(std::int32_t));
+constexpr int kMaxPlaceBytes = kWarps * kMaxExperts * static_cast<int>(sizeof(std::uint16_t));
+
+}  // namespace
+
+cudaError_t prepare_route() {
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          count, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxCountBytes)) {
+    return error;
+  }
+  return cudaFuncSetAttribute(place, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxPlaceBytes);
+}
+
+cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
+  const int num_chunks = args.num_ranks * args.chunks_per_rank;
+  const auto local = num_local_experts(args.num_experts, args.num_ranks, args.rank);
+  count<<<num_chunks, kChunkThreads, args.num_experts * sizeof(std::int32_t), stream>>>(args);
+  scan<<<1, kScanThreads, 0, stream>>>(args);
+  place<<<num_chunks, kChunkThreads, kWarps * local * sizeof(std::uint16_t), stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backend/cuda/kernels/call_state.hpp"
+#include "layout/cuda_layout.hpp"
+#include "layout/row_origin.hpp"
+
+namespace distmoe::cuda {
+
+inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChunkTokens);
+/// Experts at most: the per-warp counts of a block fit its shared memory.
+inline constexpr int kMaxExperts = 8192;
+
+struct RouteArgs {
+  CallFrame* frame = nullptr;
+  TileGroup* groups = nullptr;           ///< [max_tile_groups(L, P)]
+  const PeerWindows* windows = nullptr;  ///< [P]
+  // Scratch of the three passes.
+  std::int32_t* chunk_counts = nullptr;   ///< [P * chunks, E] rows, then rows before the chunk
+  std::int32_t* chunk_tokens = nullptr;   ///< [P * chunks] gathered tokens, then those before
+  std::int32_t* expert_begin = nullptr;   ///< [L + 1]
+  std::int64_t* rows_per_rank = nullptr;  ///< [P]
+  std::int64_t* rows_per_expert = nullptr;  ///< [E]
+  // Results, one entry a row of this rank.
+  RowOrigin* row_origin = nullptr;
+  std::uint64_t* token_row_address = nullptr;
+  std::int32_t* gather_index = nullptr;  ///< -1: the row's token is this rank's own
+  std::uint64_t* result_row_address = nullptr;
+  std::uint64_t* gather_source = nullptr;  ///< [gather rows] addresses in peers' windows
+
+  std::uint64_t x = 0;  ///< this rank's own x
+  std::int64_t x_stride_bytes = 0;
+  std::uint64_t gather_buffer = 0;
+  std::int64_t row_bytes = 0;      ///< 2 * D
+  std::int64_t capacity_rows = 0;  ///< rows of the plan
+  std::int32_t rank = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t top_k = 0;
+  std::int32_t num_experts = 0;
+  std::int32_t chunks_per_rank = 0;  ///< ceil(max_tokens / kRouteChunkTokens)
+};
+
+/// Once per device, outside of captures: lets the kernels use the shared memory that they need.
+cudaError_t prepare_route();
+
+/// Orders the routed rows by local expert, source rank, token, k (the CPU's order, bit by bit), finds
+/// bad ids and exceeded capacity (equally on every rank) and fills the frame. Call after the barrier
+/// PeerBarrier::kPublished.
+cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream);
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.cuh"
+
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+constexpr cuuint64_t kElementBytes = 2;
+
+template <typename Policy>
+cudaError_t prepare() {
+  return cudaFuncSetAttribute(grouped_gemm_kernel<Policy>,
+                              cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GemmStorage));
+}
+
+template <typename Policy>
+cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_blocks,
+                   cudaStream_t stream) {
+  grouped_gemm_kernel<Policy><<<num_blocks, kGemmThreads, sizeof(GemmStorage), stream>>>(args, map);
+  return cudaGetLastError();
+}
+
+/// A map of BF16 with 128-byte swizzle; strides of all dimensions but the first, in elements.
+template <int kDims>
+bool encode_map(EncodeTiled encode, const void* data, const cuuint64_t (&dims)[kDims],
+                const std::int64_t (&strides)[kDims - 1], const cuuint32_t (&box)[kDims],
+                CUtensorMap* map) {
+  cuuint64_t stride_bytes[kDims - 1];
+  cuuint32_t element_strides[kDims];
+  for (int i = 0; i < kDims; ++i) element_strides[i] = 1;
+  for (int i = 0; i < kDims - 1; ++i) {
+    stride_bytes[i] = static_cast<cuuint64_t>(strides[i]) * kElementBytes;
+  }
+  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), dims,
+                stride_bytes, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+}  // namespace
+
+bool make_w13_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
+                  std::int64_t intermediate_dim, std::int64_t hidden_dim, CUtensorMap* map) {
+  const auto k = static_cast<cuuint64_t>(hidden_dim);
+  const cuuint64_t dims[5] = {k, 8, 2, static_cast<cuuint64_t>(intermediate_dim / 8),
+                              static_cast<cuuint64_t>(num_experts)};
+  const std::int64_t strides[4] = {w13.row_stride, w13.half_stride, 8 * w13.row_stride,
+                                   w13.expert_stride};
+  const cuuint32_t box[5] = {kStageK, 8, 2, kWeightRowsPerBlock / 16, 1};
+  return encode_map(encode, w13.gate, dims, strides, box, map);
+}
+
+bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
+                 std::int64_t hidden_dim, std::int64_t intermediate_dim, CUtensorMap* map) {
+  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(intermediate_dim),
+                              static_cast<cuuint64_t>(hidden_dim),
+                              static_cast<cuuint64_t>(num_experts)};
+  const std::int64_t strides[2] = {w2.row_stride, w2.expert_stride};
+  const cuuint32_t box[3] = {kStageK, kWeightRowsPerBlock, 1};
+  return encode_map(encode, w2.data, dims, strides, box, map);
+}
+
+cudaError_t prepare_grouped_gemm() {
+  for (const cudaError_t status :
+       {prepare<W13Policy<false>>(), prepare<W13Policy<true>>(), prepare<W2Policy>()}) {
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+cudaError_t launch_w13_swiglu(const GroupedGemmArgs& args, const CUtensorMap& w13_map,
+                              int num_blocks, cudaStream_t stream) {
+  return args.swiglu.is_clamped != 0 ? launch<W13Policy<true>>(args, w13_map, num_blocks, stream)
+                                     : launch<W13Policy<false>>(args, w13_map, num_blocks, stream);
+}
+
+cudaError_t launch_w2_scatter(const GroupedGemmArgs& args, const CUtensorMap& w2_map,
+                              int num_blocks, cudaStream_t stream) {
+  return launch<W2Policy>(args, w2_map, num_blocks, stream);
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Grouped BF16 GEMM with FP32 accumulation for the experts of one rank.
+//
+//   W13   acc = W13[e] x[r]       h2[r, f]     = bf16(swiglu(bf16(gate + bias), bf16(up + bias)))
+//   W2    acc = W2[e] h2[r]       result[r, d] = bf16(acc + bias2)
+//
+// m, n, k: m = rows of a weight matrix (2F or D), n = routed rows of an expert, k = D or F.
+//
+//   tensor    shape           where
+//   weights   [L, m, k]       tensor map; W13 as [L, f / 8, half, 8, k]: a fragment's rows r and r
+//   + 8
+//                             are gate and up of the same f, so that SwiGLU stays in a thread
+//   tokens    R rows of k     through addresses (or base + stride)
+//   result    R rows          through addresses (or base + stride); peers' memory too
+//
+// A tile is 256 weight rows x up to 160 token rows, a multiple of eight; a cluster
+// of two blocks computes two neighbouring token tiles and shares the weights: each block loads half
+// of them for both. Roles of a block of 384 threads:
+//   warp 0        weights by TMA; in the leading block also draws tiles for the cluster
+//   warps 1-3     token rows by cp.async
+//   warps 4-11    two consumer warpgroups, 128 weight rows each: wgmma, epilogue, stores
+// Barriers: full[stage]  97 arrivals (96 gathering threads, 1 for the bytes of both halves of
+// weights)
+//           empty[stage] 16 arrivals (consumer warps of both blocks)
+//           work_full, work_empty: the scheduler's ring, tile/tile_scheduler.cuh
+//           named barriers 1, 2: one per consumer warpgroup; 3: warpgroup 0 ends its tile first
+// Warpgroups release stages on their own, so that one computes while the other is in its epilogue.
+//
+// Limits: k % 8 == 0, output width % 8 == 0, rows and weights at multiples of 16 bytes.
+#pragma once
+
+#include <cuda.h>
+
+#include <cuda/ptx>
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/ptx/registers.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/cuda/tile/operand_load.cuh"
+#include "backend/cuda/tile/row_pull.cuh"
+#include "backend/cuda/tile/tile_epilogue.cuh"
+
+namespace distmoe::cuda {
+
+template <int kDims>
+struct TensorCoordinates {
+  std::int32_t values[kDims];
+};
+
+template <bool kIsClamped>
+struct W13Policy {
+  using Epilogue = SwigluEpilogue<kIsClamped>;
+  static constexpr Product kProduct = Product::kW13;
+  static constexpr bool kPulls = true;
+  static constexpr int kColumnsPerWeightRow = 2;  ///< weight rows per output column
+
+  static __device__ TensorCoordinates<5> weight_coordinates(int expert, int row, int k) {
+    return {{k, 0, 0, row / 16, expert}};
+  }
+};
+
+struct W2Policy {
+  using Epilogue = RowEpilogue;
+  static constexpr Product kProduct = Product::kW2;
+  static constexpr bool kPulls = false;
+  static constexpr int kColumnsPerWeightRow = 1;
+
+  static __device__ TensorCoordinates<3> weight_coordinates(int expert, int row, int k) {
+    return {{k, row, expert}};
+  }
+};
+
+inline constexpr int kProducerRegisters = 72;
+inline constexpr int kConsumerRegisters = 216;
+static_assert(kWarpgroupThreads * (kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) <=
+                  65536,
+              "registers of an SM");
+
+/// A consumer warp's way through the stages.
+class StageConsumer {
+ public:
+  __device__ StageConsumer(GemmStorage& shared, int lane) : shared_(shared) {
+    // Lanes 0 and 1 release stages, each towards one block.
+    releases_ = lane < kClusterBlocks;
+    if (releases_) empty_ = ptx::twin_in_cluster(shared.empty, static_cast<std::uint32_t>(lane));
+  }
+
+  __device__ __forceinline__ int acquire() {
+    ptx::wait(&shared_.full[stage_.slot], stage_.parity);
+    return stage_.slot;
+  }
+  __device__ __forceinline__ void advance() { stage_.advance(); }
+  __device__ __forceinline__ void release(int slot) {
+    if (releases_) ptx::arrive_after_reads(empty_ + slot);
+  }
+
+ private:
+  GemmStorage& shared_;
+  std::uint64_t* empty_ = nullptr;
+  StagePosition stage_;
+  bool releases_;
+};
+
+/// At the end of a tile warpgroup 0 goes first: warpgroup 1 holds its last stages back until the
+/// other has issued all of its own. Then each has the tensor cores for itself while the other is in
+/// its epilogue. NOTE: worth 1.5-3 % with K up to 7168; a lead at the start of tiles brought
+/// nothing.
+class WarpgroupOrder {
+ public:
+  __device__ __forceinline__ WarpgroupOrder(int num_stages, int warpgroup)
+      : is_first_(warpgroup == 0) {
+    // With few stages warpgroup 0 could come to the barrier twice before warpgroup 1 comes once.
+    if (num_stages >= 2 * kStages) meet_at_ = is_first_ ? num_stages : num_stages - kTailLead;
+  }
+
+  /// Before the products of `stage`; after all of them with the number of stages.
+  __device__ __forceinline__ void at(int stage) const {
+    constexpr int kThreads = kConsumerWarpgroups * kWarpgroupThreads;
+    constexpr int kBarrier = static_cast<int>(NamedBarrier::kTailLead);
+    if (stage != meet_at_) return;
+    if (is_first_) {
+      ptx::named_barrier_arrive<kThreads>(kBarrier);
+    } else {
+      ptx::named_barrier_sync<kThreads>(kBarrier);
+    }
+  }
+
+ private:
+  // Warpgroup 1 releases a stage when it has issued the next one, so that with a longer lead the
+  // last stages of warpgroup 0 could never be loaded.
+  static constexpr int kTailLead = 3;
+  static_assert(kTailLead < kStages);
+
+  bool is_first_;
+  int meet_at_ = -1;
+};
+
+/// acc += weights x tokens^T over all of k.
+template <int kN>
+__device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& stages,
+                                           int num_stages, int warpgroup,
+                                           const WarpgroupOrder& order, Accumulators<kN>& acc) {
+  constexpr int kInstructionK = 16;
+  constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
+  constexpr std::uint64_t kStepM = 64 * kRowBytes >> 4;
+  const std::uint64_t weights = ptx::swizzled_descriptor(
+      ptx::shared_address(shared.weights) + warpgroup * kWeightRowsPerWarpgroup * kRowBytes);
+  const std::uint64_t tokens = ptx::swizzled_descriptor(ptx::shared_address(shared.tokens));
+  int previous = -1;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    order.at(stage);
+    const int slot = stages.acquire();
+    // cp.async wrote the tokens as ordinary memory accesses; wgmma reads through the async proxy.
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+    const std::uint64_t a = weights + slot * (kWeightStageBytes >> 4);
+    const std::uint64_t b = tokens + slot * (kTokenStageBytes >> 4);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStageK / kInstructionK; ++k) {
+      ptx::Wgmma<kN>::run(acc[0], a + k * kStepK, b + k * kStepK);
+      ptx::Wgmma<kN>::run(acc[1], a + k * kStepK + kStepM, b + k * kStepK);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (previous >= 0) stages.release(previous);
+    previous = slot;
+    stages.advance();
+  }
+  order.at(num_stages);
+  ptx::wgmma_wait<0>();
+  stages.release(previous);
+}
+
+/// A warpgroup that has no token rows, or whose weight rows all lie beyond the matrix, only passes
+/// the stages on.
+__device__ inline void skip_stages(StageConsumer& stages, int num_stages,
+                                   const WarpgroupOrder& order) {
+  for (int stage = 0; stage < num_stages; ++stage) {
+    order.at(stage);
+    stages.release(stages.acquire());
+    stages.advance();
+  }
+  order.at(num_stages);
+}
+
+/// Where the rows of this block's tile go. Looked up before the product, so that the answer is
+/// there after it.
+class ResultRows {
+ public:
+  __device__ __forceinline__ ResultRows(const GroupedGemmArgs& args, const TileWork& work,
+                                        int thread) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int row = thread + i * kWarpgroupThreads;
+      address_[i] = row < work.num_rows ? row_address(args.result, work.row_begin + row) : 0;
+    }
+  }
+
+  /// Shows them to the warpgroup; its next barrier makes them visible.
+  __device__ __forceinline__ void share(GemmStorage& shared, const ConsumerThread& self) const {
+    sync_warpgroup(self.warpgroup);
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      const int row = self.thread + i * kWarpgroupThreads;
+      if (row < kMaxTokensPerTile) shared.result_row[self.warpgroup][row] = address_[i];
+    }
+  }
+
+ private:
+  static constexpr int kPerThread = (kMaxTokensPerTile + kWarpgroupThreads - 1) / kWarpgroupThreads;
+  std::uint64_t address_[kPerThread];
+};
+
+template <typename Policy, int kN>
+__device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmStorage& shared,
+                                             StageConsumer& stages, const TileWork& work,
+                                             int num_stages, const ConsumerThread& self) {
+  using Epilogue = typename Policy::Epilogue;
+  const int column =
+      work.weight_row / Policy::kColumnsPerWeightRow + self.warpgroup * Epilogue::kColumns;
+  const TileBias bias = Epilogue::load_bias(args, work.expert, column, self);
+  const ResultRows result_rows(args, work, self.thread);
+  // NOTE: cleared, although the first wgmma could overwrite: left undefined, the accumulators of
+  // all widths would stay alive from tile to tile and spill.
+  Accumulators<kN> acc;
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
+  accumulate<kN>(shared, stages, num_stages, self.warpgroup,
+                 WarpgroupOrder(num_stages, self.warpgroup), acc);
+  result_rows.share(shared, self);
+  store_tile<Epilogue, kN>(args, shared, acc, bias, column, self);
+}
+
+/// Calls compute_tile for the instruction width of the tile; token_tiling makes no other widths.
+template <typename Policy, int kN = kMaxTokensPerTile>
+__device__ __forceinline__ void dispatch_width(const GroupedGemmArgs& args, GemmStorage& shared,
+                                               StageConsumer& stages, const TileWork& work,
+                                               int num_stages, const ConsumerThread& self) {
+  if (instruction_rows(work.num_rows) == kN) {
+    compute_tile<Policy, kN>(args, shared, stages, work, num_stages, self);
+  } else if constexpr (kN > 8) {
+    constexpr int kNext = kN > 64 ? kN - 8 : kN > 16 ? kN - 16 : 8;
+    dispatch_width<Policy, kNext>(args, shared, stages, work, num_stages, self);
+  }
+}
+
+/// Role of the consumer warpgroups.
+template <typename Policy>
+__device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmStorage& shared) {
+  const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+  const ConsumerThread self = {__shfl_sync(kAllLanes, thread / kWarpgroupThreads, 0),
+                               thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
+                               thread % 32};
+  const int num_stages = (args.k + kStageK - 1) / kStageK;
+  const WarpgroupOrder order(num_stages, self.warpgroup);
+  StageConsumer stages(shared, self.lane);
+  WorkReader<> reader;
+  for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
+    const int weight_row = work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup;
+    if (work.num_rows == 0 || weight_row >= args.m) {
+      skip_stages(stages, num_stages, order);
+      continue;
+    }
+    dispatch_width<Policy>(args, shared, stages, work, num_stages, self);
+  }
+}
+
+__device__ inline void init_barriers(GemmStorage& shared) {
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < kStages; ++i) {
+    ::cuda::ptx::mbarrier_init(&shared.full[i], kFullArrivals);
+    ::cuda::ptx::mbarrier_init(&shared.empty[i], kEmptyArrivals);
+  }
+  for (int i = 0; i < kWorkSlots; ++i) {
+    ::cuda::ptx::mbarrier_init(&shared.work_full[i], 1);
+    ::cuda::ptx::mbarrier_init(&shared.work_empty[i], kWorkReaders);
+  }
+  ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
+}
+
+template <typename Policy>
+__global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmThreads, 1)
+    grouped_gemm_kernel(const __grid_constant__ GroupedGemmArgs args,
+                        const __grid_constant__ CUtensorMap weights) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  GemmStorage& shared = *reinterpret_cast<GemmStorage*>(shared_bytes);
+  if (args.frame->failed != 0 || args.frame->num_pairs == 0) return;
+  const std::uint32_t cta_rank = blockIdx.x % kClusterBlocks;
+  init_barriers(shared);
+  ptx::cluster_sync();
+  if constexpr (Policy::kPulls) {
+    if (static_cast<int>(blockIdx.x / kClusterBlocks) < args.pull.num_pullers) {
+      pull_rows(args.pull, args.frame, shared, args.k * 2);
+    }
+  }
+  if (threadIdx.x < kWarpgroupThreads) {
+    ptx::decrease_registers<kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      run_weight_load<Policy>(args, weights, shared, cta_rank);
+    } else {
+      run_token_gather(args, shared);
+    }
+  } else {
+    ptx::increase_registers<kConsumerRegisters>();
+    run_consumer<Policy>(args, shared);
+  }
+  ptx::cluster_sync();
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From accumulators to rows in memory. The M side of a tile is the output's columns, so that every
+// pass transposes: registers -> stmatrix.trans -> staging [token][column] -> 16-byte stores of
+// whole rows. Staging is double-buffered: one barrier of the warpgroup per pass.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/ptx/approximate.cuh"
+#include "backend/cuda/ptx/barrier.cuh"
+#include "backend/cuda/ptx/shared_copy.cuh"
+#include "backend/cuda/tile/gemm_storage.cuh"
+
+namespace distmoe::cuda {
+
+/// The two m64 accumulators of a consumer thread; layout at ptx::Wgmma.
+template <int kN>
+using Accumulators = float[2][kN / 2];
+
+/// A thread's place in its warpgroup and the warpgroup's in the block.
+struct ConsumerThread {
+  int warpgroup;  ///< 0 or 1
+  int thread;     ///< in the warpgroup
+  int warp;       ///< in the warpgroup
+  int lane;
+};
+
+/// bias[i][h] of accumulator i, row half h (rows 8h apart), 0 where there is none.
+struct TileBias {
+  float value[2][2];
+};
+
+__device__ __forceinline__ float bias_at(const DeviceBias& bias, std::int64_t expert,
+                                         std::int64_t index, int width) {
+  if (bias.data == nullptr || index >= width) return 0.0f;
+  const std::int64_t offset = expert * bias.expert_stride + index * bias.stride;
+  return bias.is_bf16 != 0 ? __bfloat162float(static_cast<const __nv_bfloat16*>(bias.data)[offset])
+                           : static_cast<const float*>(bias.data)[offset];
+}
+
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 packed = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const std::uint32_t&>(packed);
+}
+__device__ __forceinline__ float low_bf16(std::uint32_t packed) {
+  return __uint_as_float(packed << 16);
+}
+__device__ __forceinline__ float high_bf16(std::uint32_t packed) {
+  return __uint_as_float(packed & 0xFFFF0000u);
+}
+
+/// SwiGLU of one element, from gate and up as they are after rounding. NaN goes through the clamps.
+/// s(z) = 1 / (1 + 2^(-z log2 e)); `scale` is -log2 e (times alpha).
+template <bool kIsClamped>
+__device__ __forceinline__ float swiglu(float gate, float up, float scale, float limit) {
+  const float g = kIsClamped ? ptx::min_nan(gate, limit) : gate;
+  const float s = ptx::reciprocal_approx(1.0f + ptx::exp2_approx(g * scale));
+  if (!kIsClamped) return g * s * up;
+  return g * s * (ptx::max_nan(ptx::min_nan(up, limit), -limit) + 1.0f);
+}
+
+/// What W13 does with accumulators: rows r and r + 8 of a fragment are gate and up of one column of
+/// h2.
+template <bool kIsClamped>
+struct SwigluEpilogue {
+  static constexpr int kColumns = kWeightRowsPerWarpgroup / 2;    ///< of a warpgroup
+  static constexpr int kTokens = kStagingBytes / (kColumns * 2);  ///< of a pass
+  static constexpr int kBlocks = kTokens / 8;                     ///< of eight tokens
+
+  static __device__ int width(const GroupedGemmArgs& args) { return args.m / 2; }
+
+  static __device__ TileBias load_bias(const GroupedGemmArgs& args, int expert, int column,
+                                       const ConsumerThread& self) {
+    TileBias bias;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int f = column + 32 * i + 8 * self.warp + self.lane / 4;
+      bias.value[i][0] = bias_at(args.bias, expert, f, args.m / 2);
+      bias.value[i][1] = bias_at(args.bias_up, expert, f, args.m / 2);
+    }
+    return bias;
+  }
+
+  /// Stages tokens kTokens * kPass and on. Lane l addresses token l of the pass.
+  template <int kN, int kPass>
+  static __device__ __forceinline__ void stage(const GroupedGemmArgs& args,
+                                               const Accumulators<kN>& acc, const TileBias& bias,
+                                               std::uint32_t staging, const ConsumerThread& self) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    const float scale = kIsClamped ? -kLog2E * args.swiglu.alpha : -kLog2E;
+    const float limit = args.swiglu.limit;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      std::uint32_t matrix[kBlocks];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        constexpr int kLast = kN / 8;
+        const int block = kPass * kBlocks + b;
+        matrix[b] = 0;
+        if (block >= kLast) continue;
+        const float* d = &acc[i][4 * block];
+        const std::uint32_t gate = pack_bf16(d[0] + bias.value[i][0], d[1] + bias.value[i][0]);
+        const std::uint32_t up = pack_bf16(d[2] + bias.value[i][1], d[3] + bias.value[i][1]);
+        matrix[b] = pack_bf16(swiglu<kIsClamped>(low_bf16(gate), low_bf16(up), scale, limit),
+                              swiglu<kIsClamped>(high_bf16(gate), high_bf16(up), scale, limit));
+      }
+      const int chunk = 4 * i + self.warp;
+      ptx::stmatrix_x4_trans(staging + self.lane * kColumns * 2 + ((chunk ^ (self.lane & 7)) << 4),
+                             matrix[0], matrix[1], matrix[2], matrix[3]);
+    }
+  }
+};
+
+/// What W2 does with accumulators: bias and one rounding.
+struct RowEpilogue {
+  static constexpr int kColumns = kWeightRowsPerWarpgroup;
+  static constexpr int kTokens = kStagingBytes / (kColumns * 2);
+  static constexpr int kBlocks = kTokens / 8;
+
+  static __device__ int width(const GroupedGemmArgs& args) { return args.m; }
+
+  static __device__ TileBias load_bias(const GroupedGemmArgs& args, int expert, int column,
+                                       const ConsumerThread& self) {
+    TileBias bias;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int d = column + 64 * i + 16 * self.warp + 8 * h + self.lane / 4;
+        bias.value[i][h] = bias_at(args.bias, expert, d, args.m);
+      }
+    }
+    return bias;
+  }
+
+  /// Lane l addresses token 8 (l / 16) + l % 8 of the pass, row half (l / 8) % 2.
+  template <int kN, int kPass>
+  static __device__ __forceinline__ void stage(const GroupedGemmArgs&, const Accumulators<kN>& acc,
+                                               const TileBias& bias, std::uint32_t staging,
+                                               const ConsumerThread& self) {
+    const int token = self.lane / 16 * 8 + self.lane % 8;
+    const int half = self.lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      std::uint32_t matrix[kBlocks][2];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        constexpr int kLast = kN / 8;
+        const int block = kPass * kBlocks + b;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          matrix[b][h] = 0;
+          if (block >= kLast) continue;
+          const float* d = &acc[i][4 * block + 2 * h];
+          matrix[b][h] = pack_bf16(d[0] + bias.value[i][h], d[1] + bias.value[i][h]);
+        }
+      }
+      const int chunk = 8 * i + 2 * self.warp + half;
+      ptx::stmatrix_x4_trans(staging + token * kColumns * 2 + ((chunk ^ (token & 7)) << 4),
+                             matrix[0][0], matrix[0][1], matrix[1][0], matrix[1][1]);
+    }
+  }
+};
+
+/// Stores the staged rows of a pass, 16 bytes a thread; `width` is the output's number of columns.
+template <typename Epilogue, int kN>
+__device__ __forceinline__ void store_rows(std::uint32_t staging, const std::uint64_t* result_row,
+                                           int first_token, int column, int width, int thread) {
+  constexpr int kChunks = Epilogue::kColumns / 8;
+  constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int index = thread + step * kWarpgroupThreads;
+    const int token = index / kChunks;
+    const int chunk = index % kChunks;
+    if (first_token + token >= kN || column + chunk * 8 >= width) continue;
+    const std::uint64_t row = result_row[first_token + token];
+    if (row == 0) continue;
+    const std::uint32_t swizzled = (chunk ^ (token & 7)) << 4;
+    *reinterpret_cast<uint4*>(row + (column + chunk * 8) * 2) =
+        ptx::load_shared_16(staging + token * Epilogue::kColumns * 2 + swizzled);
+  }
+}
+
+/// Named barriers; 0 is __syncthreads.
+enum class NamedBarrier : int {
+  kAll = 0,
+  kFirstWarpgroup = 1,  ///< and the one after it for the second warpgroup
+  kTailLead = 1 + kConsumerWarpgroups,
+};
+
+__device__ __forceinline__ void sync_warpgroup(int warpgroup) {
+  ptx::named_barrier_sync<kWarpgroupThreads>(static_cast<int>(NamedBarrier::kFirstWarpgroup) +
+                                             warpgroup);
+}
+
+/// All passes of a tile from kPass on, whose own is staged. The next one is staged before this
+/// one's rows are stored, so that one's latency hides the other's.
+template <typename Epilogue, int kN, int kPass>
+__device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmStorage& shared,
+                                             const Accumulators<kN>& acc, const TileBias& bias,
+                                             int column, const ConsumerThread& self) {
+  constexpr bool kHasNext = (kPass + 1) * Epilogue::kTokens < kN;
+  const std::uint32_t staging = ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]);
+  sync_warpgroup(self.warpgroup);
+  if constexpr (kHasNext) {
+    Epilogue::template stage<kN, kPass + 1>(
+        args, acc, bias, ptx::shared_address(shared.staging[self.warpgroup][(kPass + 1) % 2]),
+        self);
+  }
+  store_rows<Epilogue, kN>(staging, shared.result_row[self.warpgroup], kPass * Epilogue::kTokens,
+                           column, Epilogue::width(args), self.thread);
+  if constexpr (kHasNext) {
+    store_staged<Epilogue, kN, kPass + 1>(args, shared, acc, bias, column, self);
+  }
+}
+
+template <typename Epilogue, int kN>
+__device__ __forceinline__ void store_tile(const GroupedGemmArgs& args, GemmStorage& shared,
+                                           const Accumulators<kN>& acc, const TileBias& bias,
+                                           int column, const ConsumerThread& self) {
+  Epilogue::template stage<kN, 0>(args, acc, bias,
+                                  ptx::shared_address(shared.staging[self.warpgroup][0]), self);
+  store_staged<Epilogue, kN, 0>(args, shared, acc, bias, column, self);
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Sizes of the device-side structs that the memory plan counts; backend/cuda asserts that they are
+// those of the structs themselves.
+#pragma once
+
+#include <cstdint>
+
+namespace distmoe::cuda_layout {
+
+inline constexpr std::int64_t kIdHeaderBytes = 128;
+inline constexpr std::int64_t kFlagBytesPerRank = 8;
+inline constexpr std::int64_t kCallStateBytes = 128;
+inline constexpr std::int64_t kCallFrameBytes = 128;
+inline constexpr std::int64_t kTileGroupBytes = 32;
+inline constexpr std::int64_t kPeerWindowsBytes = 32;
+/// Rows of the gather buffer that become ready with one flag.
+inline constexpr std::int64_t kGatherChunkRows = 32;
+/// Tokens of one source rank that one block of the routing kernels handles.
+inline constexpr std::int64_t kRouteChunkTokens = 256;
+
+}  // namespace distmoe::cuda_layout
