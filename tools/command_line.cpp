@@ -11,7 +11,8 @@
 namespace distmoe::tools {
 namespace {
 
-constexpr std::unique_ptr<Subcommand> (*kMakers[])() = {make_run_command, make_info_command};
+constexpr std::unique_ptr<Subcommand> (*kMakers[])() = {make_run_command, make_plan_command,
+                                                        make_info_command};
 
 constexpr const char* kDescription =
     "Runs the routed experts of Mixture-of-Experts layers over expert-parallel ranks.";
@@ -19,6 +20,7 @@ constexpr const char* kFooter =
     "'distmoe SUBCOMMAND --help' explains the options of a subcommand.\n\n"
     "Examples:\n"
     "  distmoe run --checkpoint testdata/qwen3moe --layer 0 --ranks 4\n"
+    "  distmoe plan --model DeepSeek-V3 --tokens 4096 --ep 32\n"
     "  distmoe info --json\n";
 
 // The subcommand that the words name, for the hint under an error.
@@ -32,6 +34,20 @@ std::string refusal(const CLI::App& app, const std::string& reason) {
          help_command(app) + "'.";
 }
 
+using Subcommands = std::vector<std::unique_ptr<Subcommand>>;
+
+// CLI11 takes an unknown subcommand for a missing one. Empty where the first word is neither.
+std::string unknown_subcommand(const std::vector<std::string>& words,
+                               const Subcommands& subcommands) {
+  if (words.empty() || words[0].starts_with('-')) return {};
+  std::string legal;
+  for (const auto& subcommand : subcommands) {
+    if (subcommand->name() == words[0]) return {};
+    legal += (legal.empty() ? "" : ", ") + std::string(subcommand->name());
+  }
+  return "there is no subcommand '" + words[0] + "'; legal: " + legal;
+}
+
 }  // namespace
 
 ParsedCommand parse_command_line(std::vector<std::string> words) {
@@ -39,7 +55,7 @@ ParsedCommand parse_command_line(std::vector<std::string> words) {
   app.footer(kFooter);
   app.set_version_flag("--version", std::string("distmoe ") + version(), "Print the version");
   app.require_subcommand(1);
-  std::vector<std::unique_ptr<Subcommand>> subcommands;
+  Subcommands subcommands;
   for (const auto maker : kMakers) {
     subcommands.push_back(maker());
     subcommands.back()->add_options(
@@ -47,6 +63,11 @@ ParsedCommand parse_command_line(std::vector<std::string> words) {
   }
 
   ParsedCommand parsed;
+  const std::string unknown = unknown_subcommand(words, subcommands);
+  if (!unknown.empty()) {
+    parsed.error = refusal(app, unknown);
+    return parsed;
+  }
   // CLI11 takes the words from the back.
   std::reverse(words.begin(), words.end());
   try {

@@ -5,14 +5,11 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "core/check.hpp"
 
 namespace distmoe::tools {
 namespace {
-
-constexpr double kInfinitelyFar = std::numeric_limits<double>::max();
 
 // The file that a view maps promises no alignment.
 template <typename Value>

@@ -5,13 +5,16 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "distmoe/tensor.hpp"
 
 namespace distmoe::tools {
 
-/// The largest finite double stands for "infinitely far" (JSON has no infinity).
+/// The distance of what cannot be close: JSON has no infinity.
+inline constexpr double kInfinitelyFar = std::numeric_limits<double>::max();
+
 struct Comparison {
   double rel_l2 = 0.0;   ///< ||y - ref|| / ||ref||
   double cosine = 1.0;   ///< of y and ref as vectors

@@ -13,8 +13,9 @@ namespace distmoe::tools {
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t low,
                            std::int64_t high) {
   std::int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, value);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto parsed = std::from_chars(begin, end, value);
   const bool is_legal =
       parsed.ec == std::errc() && parsed.ptr == end && value >= low && value <= high;
   DISTMOE_CHECK(is_legal, kInvalidArgument, option, " is '", text, "'; legal: an integer ", low,
@@ -24,8 +25,9 @@ std::int64_t parse_integer(std::string_view option, std::string_view text, std::
 
 double parse_real(std::string_view option, std::string_view text, Zero zero) {
   double value = 0.0;
-  const char* end = text.data() + text.size();
-  const auto parsed = std::from_chars(text.data(), end, value);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto parsed = std::from_chars(begin, end, value);
   const bool is_number = parsed.ec == std::errc() && parsed.ptr == end && std::isfinite(value);
   const bool is_legal = is_number && (value > 0.0 || (value == 0.0 && zero == Zero::kLegal));
   DISTMOE_CHECK(is_legal, kInvalidArgument, option, " is '", text, "'; legal: a finite number ",

@@ -67,8 +67,8 @@ void OutputFile::check_destination(const fs::path& path, const std::vector<fs::p
 OutputFile::OutputFile(const fs::path& path, std::int64_t num_tokens, std::int64_t hidden_dim)
     : path_(resolved(path)),
       temporary_path_(path_.string() + concat(".", getpid(), ".partial")),
-      missing_bytes_(checked_product(num_tokens, hidden_dim, kBytesPerElement)) {
-  descriptor_ = ::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      missing_bytes_(checked_product(num_tokens, hidden_dim, kBytesPerElement)),
+      descriptor_(::open(temporary_path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
   DISTMOE_CHECK(descriptor_ >= 0, kIo, "cannot create ", temporary_path_, ": ",
                 std::strerror(errno));
   const std::string header = header_of_y(num_tokens, hidden_dim, missing_bytes_);

@@ -36,8 +36,8 @@ class OutputFile {
 
   std::filesystem::path path_;
   std::filesystem::path temporary_path_;
-  int descriptor_ = -1;
   std::int64_t missing_bytes_;
+  int descriptor_ = -1;
 };
 
 }  // namespace distmoe::tools

@@ -13,19 +13,19 @@ namespace distmoe::tools {
 namespace {
 
 // A text of fixed size on the wire.
-template <std::size_t kCapacity>
+template <std::size_t Capacity>
 class WireText {
  public:
   WireText() = default;
   explicit WireText(std::string_view text)
-      : length_(static_cast<std::uint32_t>(std::min(text.size(), kCapacity))) {
+      : length_(static_cast<std::uint32_t>(std::min(text.size(), Capacity))) {
     std::copy_n(text.begin(), length_, letters_.begin());
   }
-  std::string str() const { return {letters_.data(), std::min<std::size_t>(length_, kCapacity)}; }
+  std::string str() const { return {letters_.data(), std::min<std::size_t>(length_, Capacity)}; }
 
  private:
   std::uint32_t length_ = 0;
-  std::array<char, kCapacity> letters_{};
+  std::array<char, Capacity> letters_{};
 };
 
 struct FailureFrame {
@@ -68,6 +68,7 @@ void RankGroup::all_gather_bytes(std::span<const std::byte> own, std::span<std::
   const auto num_ranks = static_cast<std::size_t>(size());
   const std::vector<std::span<const std::byte>> send(num_ranks, own);
   std::vector<std::span<std::byte>> receive;
+  receive.reserve(num_ranks);
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
     receive.push_back(all.subspan(rank * own.size(), own.size()));
   }

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <optional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +20,7 @@
 #include "io/checkpoint.hpp"
 #include "io/routed_input.hpp"
 #include "output_file.hpp"
+#include "output_gather.hpp"
 #include "progress.hpp"
 #include "rank_group.hpp"
 #include "report.hpp"
@@ -30,8 +31,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Bytes of y that travel to the first rank at a time, which bounds what it holds.
-constexpr std::int64_t kGatherChunkBytes = 1 << 20;
 constexpr std::int64_t kBF16Bytes = 2;
 
 // `view`'s rows [first, first + count); the view is contiguous with two dimensions.
@@ -76,20 +75,16 @@ class RankRun {
   std::string settings() const;
   void make_calls();
   Failure finish();
-  void commit() {
-    if (output_) output_->commit();
-  }
+  void commit() { output_.commit(); }
   /// Leaves nothing on the terminal's line or on disk.
   void clean_up() {
     progress_.clear();
-    output_.reset();
+    output_.discard();
   }
 
  private:
   Config make_config() const;
   TensorView y() const;
-  void gather_output();
-  void append_output(std::span<const std::byte> bytes);
   RankFacts facts() const;
   RunReport make_report(const std::vector<RankFacts>& facts,
                         std::vector<double> call_seconds) const;
@@ -104,17 +99,16 @@ class RankRun {
   RankGroup group_;
   Progress progress_;
 
-  std::optional<RoutedInputFile> input_;
-  std::optional<Checkpoint> checkpoint_;
+  std::unique_ptr<RoutedInputFile> input_;
+  std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<std::int64_t> tokens_per_rank_;
   std::vector<std::int64_t> experts_per_rank_;
   LoadedExperts experts_;
   TensorStorage y_;
-  std::optional<Context> context_;
+  std::unique_ptr<Context> context_;
   std::vector<double> call_seconds_;
   bool repeat_bitwise_equal_ = true;
-  std::optional<OutputFile> output_;
-  Failure output_failure_;
+  OutputGather output_;
 };
 
 void RankRun::prepare() {
@@ -125,8 +119,9 @@ void RankRun::prepare() {
     OutputFile::check_destination(options_.output, {options_.input_path()});
   }
   progress_.show("reading the checkpoint");
-  checkpoint_ = Checkpoint::open(options_.checkpoint);
-  input_ = RoutedInputFile::open(options_.input_path(), options_.layer);
+  checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
+  input_ = std::make_unique<RoutedInputFile>(
+      RoutedInputFile::open(options_.input_path(), options_.layer));
   const LayerShape& shape = checkpoint_->shape();
   DISTMOE_CHECK(input_->hidden_dim() == shape.hidden_dim, kInvalidArgument, "layer ",
                 options_.layer, " of ", options_.input_path(), " has x ",
@@ -181,7 +176,8 @@ TensorView RankRun::y() const {
 }
 
 void RankRun::make_calls() {
-  context_ = Context::create(make_config(), group_.communicator(), {.backend = options_.backend});
+  context_ = std::make_unique<Context>(
+      Context::create(make_config(), group_.communicator(), {.backend = options_.backend}));
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   const RoutedInput& all = input_->input();
   const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),
@@ -199,38 +195,6 @@ void RankRun::make_calls() {
     const Digest digest = digest_of(y_bytes);
     if (call == 0) first_digest = digest;
     repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == first_digest;
-  }
-}
-
-// The peers send all the same after a failure, so it is kept for later.
-void RankRun::append_output(std::span<const std::byte> bytes) {
-  if (output_failure_.happened()) return;
-  try {
-    if (!output_) {
-      output_.emplace(options_.output, input_->num_tokens(), checkpoint_->shape().hidden_dim);
-    }
-    output_->append(bytes);
-  } catch (...) {
-    output_failure_ = failure_of_current_exception();
-    output_failure_.exit_code = ExitCode::kRuntimeFailure;
-    output_.reset();
-  }
-}
-
-void RankRun::gather_output() {
-  const std::int64_t row_bytes = checkpoint_->shape().hidden_dim * kBF16Bytes;
-  if (group_.is_first()) append_output({y_.data(), y_.num_bytes()});
-  std::vector<std::byte> received;
-  for (int source = 1; source < group_.size(); ++source) {
-    const std::int64_t bytes = tokens_per_rank_[static_cast<std::size_t>(source)] * row_bytes;
-    for (std::int64_t begin = 0; begin < bytes; begin += kGatherChunkBytes) {
-      const auto length = static_cast<std::size_t>(std::min(kGatherChunkBytes, bytes - begin));
-      std::span<const std::byte> sent;
-      if (group_.rank() == source) sent = {y_.data() + begin, length};
-      if (group_.is_first()) received.resize(length);
-      group_.send_to_first(source, sent, received);
-      if (group_.is_first()) append_output(received);
-    }
   }
 }
 
@@ -293,13 +257,16 @@ void RankRun::print(const RunReport& report) const {
 }
 
 Failure RankRun::finish() {
-  if (!options_.output.empty()) gather_output();
+  if (!options_.output.empty()) {
+    output_.run(group_, options_.output, tokens_per_rank_, checkpoint_->shape().hidden_dim,
+                {y_.data(), y_.num_bytes()});
+  }
   const std::vector<RankFacts> all_facts = group_.all_gather(facts());
   const std::size_t num_calls = call_seconds_.size();
   std::vector<double> seconds(num_calls * static_cast<std::size_t>(group_.size()));
   group_.all_gather_bytes(std::as_bytes(std::span(call_seconds_)),
                           std::as_writable_bytes(std::span(seconds)));
-  if (!group_.is_first() || output_failure_.happened()) return output_failure_;
+  if (!group_.is_first() || output_.failure().happened()) return output_.failure();
 
   std::vector<double> slowest(num_calls, 0.0);
   for (std::size_t index = 0; index < seconds.size(); ++index) {
@@ -313,7 +280,8 @@ Failure RankRun::finish() {
   return {ExitCode::kOutsideTolerance, ErrorCode::kInternal,
           concat("layer ", options_.layer, " of ", options_.checkpoint,
                  " is outside the tolerance: the relative L2 distance to y_ref is ",
-                 report.comparison->rel_l2, ", legal is at most ", options_.tolerance)};
+                 distance_text(report.comparison.value_or(Comparison{}).rel_l2),
+                 ", legal is at most ", options_.tolerance)};
 }
 
 template <typename Step>
@@ -357,7 +325,7 @@ ExitCode run_steps(RankRun& run) {
 
 }  // namespace
 
-RankOutcome run_rank(const RunOptions& options, std::shared_ptr<Communicator> communicator,
+RankOutcome run_rank(const RunOptions& options, const std::shared_ptr<Communicator>& communicator,
                      MemoryMeter& meter, int ranks_in_process) {
   RankRun run(options, communicator, meter, ranks_in_process);
   try {

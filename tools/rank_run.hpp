@@ -24,7 +24,7 @@ struct RankOutcome {
 /// Collective; all ranks of a usable group return the same exit code, after the first rank has
 /// printed and written everything. Never throws. `meter` is this process's, which runs
 /// `ranks_in_process` ranks of the group.
-RankOutcome run_rank(const RunOptions& options, std::shared_ptr<Communicator> communicator,
+RankOutcome run_rank(const RunOptions& options, const std::shared_ptr<Communicator>& communicator,
                      MemoryMeter& meter, int ranks_in_process);
 
 }  // namespace distmoe::tools

@@ -73,6 +73,13 @@ bool is_within_tolerance(const RunReport& report) {
   return !report.comparison || report.comparison->rel_l2 <= report.tolerance;
 }
 
+std::string distance_text(double distance) {
+  if (distance == kInfinitelyFar) return "infinite";
+  std::ostringstream text;
+  text << std::setprecision(3) << distance;
+  return text.str();
+}
+
 std::string json_of(const RunReport& report) {
   std::optional<double> rel_l2, cosine, max_abs;
   if (report.comparison) {
@@ -101,7 +108,7 @@ std::string json_of(const RunReport& report) {
       {"repeat_bitwise_equal", report.repeat_bitwise_equal},
   };
   // NOTE: a path need not be UTF-8; what is not is replaced, since JSON cannot hold it.
-  return object.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 
 std::string text_of(const RunReport& report) {
@@ -116,10 +123,10 @@ std::string text_of(const RunReport& report) {
     lines.add("imbalance", std::setprecision(3), *imbalance, " x the mean rows of an expert");
   }
   if (report.comparison) {
-    lines.add("relative L2", std::setprecision(3), report.comparison->rel_l2, " (tolerance ",
+    lines.add("relative L2", distance_text(report.comparison->rel_l2), " (tolerance ",
               report.tolerance, is_within_tolerance(report) ? ": within)" : ": OUTSIDE)");
     lines.add("cosine", std::setprecision(9), report.comparison->cosine);
-    lines.add("max |y - ref|", std::setprecision(3), report.comparison->max_abs);
+    lines.add("max |y - ref|", distance_text(report.comparison->max_abs));
   } else {
     lines.add("relative L2", "no y_ref in the input: nothing to compare with");
   }

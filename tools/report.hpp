@@ -45,6 +45,10 @@ double median_of(std::vector<double> values);
 /// True without a reference.
 bool is_within_tolerance(const RunReport& report);
 
+/// A distance for people: "0.00274", or "infinite" where something that is no number is compared
+/// with a number.
+std::string distance_text(double distance);
+
 /// One object with the documented keys, in their order; ends with a newline.
 std::string json_of(const RunReport& report);
 /// For people.

@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "core/check.hpp"
@@ -36,9 +35,9 @@ ExitCode run_threads(const RunOptions& options) {
   const int num_ranks = num_thread_ranks(options);
   std::vector<RankOutcome> outcomes(static_cast<std::size_t>(num_ranks));
   MemoryMeter meter;
-  run_thread_group(num_ranks, [&](std::shared_ptr<Communicator> communicator) {
+  run_thread_group(num_ranks, [&](const std::shared_ptr<Communicator>& communicator) {
     RankOutcome& outcome = outcomes[static_cast<std::size_t>(communicator->rank())];
-    outcome = run_rank(options, std::move(communicator), meter, num_ranks);
+    outcome = run_rank(options, communicator, meter, num_ranks);
   });
   const Failure& failure = most_telling(outcomes);
   if (failure.happened()) print_error(failure.message);
@@ -48,12 +47,11 @@ ExitCode run_threads(const RunOptions& options) {
 }
 
 ExitCode run_mpi(const RunOptions& options) {
-  std::shared_ptr<Communicator> communicator = make_mpi_communicator();
+  const std::shared_ptr<Communicator> communicator = make_mpi_communicator();
   MemoryMeter meter;
-  const int rank = communicator->rank();
-  const RankOutcome outcome = run_rank(options, std::move(communicator), meter, 1);
+  const RankOutcome outcome = run_rank(options, communicator, meter, 1);
   if (outcome.unreported.happened()) {
-    print_error(concat("rank ", rank, ": ", outcome.unreported.message));
+    print_error(concat("rank ", communicator->rank(), ": ", outcome.unreported.message));
   }
   if (!outcome.is_group_usable) {
     std::fflush(stdout);

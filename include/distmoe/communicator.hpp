@@ -31,7 +31,8 @@ class DISTMOE_EXPORT SymmetricMemory {
 ///
 /// One thread uses a communicator at a time. Every rank makes the same calls in the same order.
 /// Calls throw Error(peer_lost), naming the missing ranks, when a peer has not arrived within
-/// `timeout`, left the group or called abort; after that only abort() and destruction are valid.
+/// `timeout`, left the group or called abort, and Error(peer_mismatch) when ranks disagree about
+/// the call; after either, only abort() and destruction are valid. Destruction waits for nobody.
 class DISTMOE_EXPORT Communicator {
  public:
   using Timeout = std::chrono::milliseconds;
@@ -44,7 +45,8 @@ class DISTMOE_EXPORT Communicator {
 
   /// Sends send[p] to every rank p and receives recv[p] from it; the length of send[p] here equals
   /// the length of recv[rank()] there. Both spans have size() entries; entries of length 0 may have
-  /// null data; the entry of this rank itself is copied. Buffers do not overlap.
+  /// null data; the entry of this rank itself is copied. Buffers do not overlap. On return the send
+  /// buffers may be written again; after an error the contents of recv are unspecified.
   virtual void alltoallv(std::span<const std::span<const std::byte>> send,
                          std::span<const std::span<std::byte>> recv, Timeout timeout) = 0;
   /// Returns when every rank has entered.
@@ -61,14 +63,17 @@ class DISTMOE_EXPORT Communicator {
 DISTMOE_EXPORT std::vector<std::shared_ptr<Communicator>> make_thread_group(int size);
 
 /// Runs `body(communicator)` on `size` threads, one a rank, and joins them. A rank whose body
-/// throws leaves the group, so that its peers get peer_lost at once; the first exception that is
-/// not such a consequence is rethrown.
+/// throws aborts with the words of its exception, so that its peers get peer_lost at once; the
+/// exception that is no such consequence is rethrown, that of the lowest rank where there are
+/// several. A body that returns has left the group, whoever still holds its communicator.
 DISTMOE_EXPORT void run_thread_group(
     int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
 
 /// The ranks of MPI_COMM_WORLD (one process a rank; the group gets its own duplicate). Initialises
-/// MPI where nobody has; whoever initialised it finalises it. Throws unsupported where this build
-/// or machine has no MPI. Collective.
+/// MPI where nobody has; whoever initialised it finalises it (this library at process exit, unless
+/// there was a fault: then the process leaves without MPI_Finalize, and no further communicator is
+/// made). Throws unsupported where this build or machine has no MPI. Collective; may be called
+/// again.
 DISTMOE_EXPORT std::shared_ptr<Communicator> make_mpi_communicator();
 
 }  // namespace distmoe

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a machine has to offer so that the forward sequence (runtime/forward.cpp) runs on it. The CPU
-// backend is the specification of every step.
+// What a machine has to offer so that the forward sequence (runtime/forward.cpp) runs on it. The
+// CPU backend is the specification of every step.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,9 @@ struct RoutingLoad {
   std::span<const std::int64_t> rows_per_expert;
 };
 
-/// The steps of a call, in the order in which the sequence takes them. Each is collective in the sense
-/// that every rank takes it; where a step throws, all ranks throw in the same step (peer_lost aside).
+/// The steps of a call, in the order in which the sequence takes them. Each is collective in the
+/// sense that every rank takes it; where a step throws, all ranks throw in the same step (peer_lost
+/// aside).
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -45,8 +46,8 @@ class Backend {
   /// Makes this rank's token count and expert ids known to all. With a `refusal`, whose reason the
   /// peers get instead, it throws on every rank.
   virtual void publish(const ForwardCall& call, const std::optional<Error>& refusal) = 0;
-  /// Counts and orders the routed rows; throws capacity_exceeded on every rank where the plan of any
-  /// rank has too few rows.
+  /// Counts and orders the routed rows; throws capacity_exceeded on every rank where the plan of
+  /// any rank has too few rows.
   virtual void route(const ForwardCall& call) = 0;
   /// Gathers the rows of x and computes h1 = W13 x and h2 = SwiGLU(h1).
   virtual void dispatch_w13_swiglu(const ForwardCall& call) = 0;
@@ -66,6 +67,8 @@ struct BackendSetup {
   MemoryPlan plan;
   std::shared_ptr<Communicator> communicator;
   Communicator::Timeout timeout{};
+  std::int64_t context_number =
+      0;  ///< tells the contexts of one communicator apart, equal on all ranks
   int num_threads = 1;
   int rank = 0;
   int size = 1;

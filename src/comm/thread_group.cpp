@@ -133,6 +133,7 @@ std::vector<int> ThreadGroup::missing(std::uint64_t number) const {
 }
 
 void ThreadGroup::throw_fault(int rank, Call call, std::uint64_t number) const {
+  DISTMOE_CHECK(fault_.has_value(), kInternal, "a call ended without a fault");
   throw_error(fault_->code, concat("rank ", rank, " of ", size_, ", call ", number, " (",
                                    name_of(call), ") of the threads group: ", fault_->reason));
 }

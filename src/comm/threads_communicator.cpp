@@ -9,6 +9,7 @@
 
 #include "comm/thread_group.hpp"
 #include "core/check.hpp"
+#include "core/log.hpp"
 #include "distmoe/communicator.hpp"
 
 namespace distmoe {
@@ -35,7 +36,7 @@ class ThreadsCommunicator final : public Communicator {
     try {
       group_->abort(rank_, reason);
     } catch (const std::bad_alloc&) {
-      // No memory for the words: peers learn of it when this communicator is destroyed.
+      log(LogLevel::kError, "no memory to tell peers of an abort: they learn of it by time-out");
     }
   }
 
@@ -44,7 +45,7 @@ class ThreadsCommunicator final : public Communicator {
     try {
       group_->leave(rank_);
     } catch (const std::bad_alloc&) {
-      // Peers that wait right now find out through their timeout.
+      log(LogLevel::kError, "no memory to tell peers of a departure: they learn by time-out");
     }
   }
 
@@ -57,6 +58,7 @@ std::vector<std::shared_ptr<ThreadsCommunicator>> make_communicators(int size) {
   DISTMOE_CHECK(size >= 1, kInvalidArgument, "a group of ", size, " ranks; at least 1 is needed");
   const auto group = std::make_shared<ThreadGroup>(size);
   std::vector<std::shared_ptr<ThreadsCommunicator>> communicators;
+  communicators.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     communicators.push_back(std::make_shared<ThreadsCommunicator>(group, rank));
   }

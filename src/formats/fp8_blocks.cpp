@@ -13,7 +13,7 @@ using DecodeTable = std::array<BF16, 256>;
 /// A block has 16384 elements but 256 codes: the products are formed once. A product of 4 and 24
 /// significant bits is exact in FP64.
 DecodeTable make_table(float scale) {
-  DecodeTable table;
+  DecodeTable table{};
   for (std::size_t code = 0; code < table.size(); ++code) {
     const float value = to_float(E4M3{static_cast<std::uint8_t>(code)});
     table[code] = to_bf16(static_cast<double>(value) * static_cast<double>(scale));

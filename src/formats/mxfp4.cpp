@@ -12,7 +12,7 @@ void decode_mxfp4(const std::uint8_t* blocks, const E8M0* scales, std::int64_t n
                   BF16* out) {
   for (std::int64_t block = 0; block < num_blocks; ++block) {
     const float scale = to_float(scales[block]);
-    std::array<BF16, 16> table;
+    std::array<BF16, 16> table{};
     for (std::size_t code = 0; code < table.size(); ++code) {
       table[code] = to_bf16(to_float(E2M1{static_cast<std::uint8_t>(code)}) * scale);
     }

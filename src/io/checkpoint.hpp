@@ -60,6 +60,8 @@ class Checkpoint {
   /// unsupported for an architecture, activation or quantisation that distmoe does not know.
   static Checkpoint open(const std::filesystem::path& directory);
 
+  Checkpoint(const Checkpoint&) = delete;
+  Checkpoint& operator=(const Checkpoint&) = delete;
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();

@@ -4,8 +4,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <optional>
-#include <unordered_map>
-#include <unordered_set>
+#include <string_view>
 
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
@@ -37,19 +36,18 @@ class Cataloguer {
       : config_(config), shape_(config.shape), label_(label) {
     for (const SafetensorsFile& file : shards) {
       for (const StoredTensor& tensor : file.tensors()) {
-        if (is_expert_like(tensor.name)) unread_.emplace(tensor.name, TensorRef{&tensor, &file});
+        if (is_expert_like(tensor.name)) found_.push_back({&tensor, &file});
       }
     }
-    for (const auto& [name, ref] : unread_) {
-      if (const auto layer = layer_of(name)) names_of_layer_[*layer].push_back(name);
-    }
+    std::ranges::sort(found_, {}, name_of);
+    is_read_.resize(found_.size(), false);
   }
 
   std::map<std::int64_t, LayerTensors> take_all() {
     std::map<std::int64_t, LayerTensors> layers;
     for (const std::int64_t layer : config_.moe_layers) layers.emplace(layer, take_layer(layer));
     for (const std::int64_t layer : config_.optional_moe_layers) {
-      if (names_of_layer_.contains(layer)) layers.emplace(layer, take_layer(layer));
+      if (!tensors_of(layer).empty()) layers.emplace(layer, take_layer(layer));
     }
     check_all_found_and_read();
     return layers;
@@ -71,18 +69,29 @@ class Cataloguer {
     return tensors;
   }
 
+  static std::string_view name_of(const TensorRef& ref) { return ref.tensor->name; }
+
+  /// Sorted by name, the tensors of a layer lie side by side.
+  std::span<const TensorRef> tensors_of(std::int64_t layer) const {
+    const std::string prefix = layer_prefix(layer);
+    const auto begin = std::ranges::lower_bound(found_, std::string_view(prefix), {}, name_of);
+    const auto end = std::find_if_not(begin, found_.end(), [&](const TensorRef& ref) {
+      return name_of(ref).starts_with(prefix);
+    });
+    return {begin, end};
+  }
+
   /// The spelling that most of the layer's tensors have; what has another is left over.
   const Spelling& spelling_of(std::int64_t layer) const {
     const std::span<const Spelling> spellings = spellings_of(config_.family);
     const Spelling* best = &spellings.front();
-    const auto names = names_of_layer_.find(layer);
-    if (names == names_of_layer_.end()) return *best;
+    const std::span<const TensorRef> tensors = tensors_of(layer);
     const std::size_t prefix_length = layer_prefix(layer).size();
     std::ptrdiff_t best_count = 0;
     for (const Spelling& spelling : spellings) {
-      const auto count = std::count_if(
-          names->second.begin(), names->second.end(),
-          [&](std::string_view name) { return is_spelled(spelling, name.substr(prefix_length)); });
+      const auto count = std::ranges::count_if(tensors, [&](const TensorRef& ref) {
+        return is_spelled(spelling, name_of(ref).substr(prefix_length));
+      });
       if (count > best_count) {
         best = &spelling;
         best_count = count;
@@ -165,13 +174,13 @@ class Cataloguer {
   /// Consumes a tensor. One that is not there is counted and reported with the others.
   TensorRef take(const std::string& name, std::int64_t expert, std::initializer_list<DType> dtypes,
                  const Shape& shape) {
-    const auto place = unread_.find(name);
-    if (place == unread_.end()) {
+    const auto place = std::ranges::lower_bound(found_, std::string_view(name), {}, name_of);
+    if (place == found_.end() || name_of(*place) != name) {
       if (num_missing_++ < kMaxListed) missing_ += concat("\n  ", name);
       return {};
     }
-    const TensorRef ref = place->second;
-    unread_.erase(place);
+    const TensorRef ref = *place;
+    is_read_[static_cast<std::size_t>(place - found_.begin())] = true;
     const StoredTensor& tensor = *ref.tensor;
     const bool has_type = tensor.dtype && std::ranges::find(dtypes, *tensor.dtype) != dtypes.end();
     if (has_type && tensor.shape == shape) return ref;
@@ -185,18 +194,19 @@ class Cataloguer {
   }
 
   void check_all_found_and_read() const {
-    if (num_missing_ == 0 && unread_.empty()) return;
+    std::vector<std::string> unknown;
+    for (std::size_t i = 0; i < found_.size(); ++i) {
+      if (!is_read_[i] && !is_to_come(name_of(found_[i]))) {
+        unknown.push_back("\n  " + found_[i].describe());
+      }
+    }
+    if (num_missing_ == 0 && unknown.empty()) return;
     std::string message = concat("the experts in ", label_, " do not match its config.json (",
                                  config_.architecture, ", ", shape_.num_experts, " experts)");
     if (num_missing_ > 0) {
       message += concat("; expected and missing (", num_missing_,
                         num_missing_ > kMaxListed ? ", of which the first" : "", "):", missing_);
     }
-    std::vector<std::string> unknown;
-    for (const auto& [name, ref] : unread_) {
-      if (!is_to_come(name)) unknown.push_back("\n  " + ref.describe());
-    }
-    std::sort(unknown.begin(), unknown.end());
     if (!unknown.empty()) {
       message += concat("\nexpert-like and not expected (", unknown.size(), "):");
       unknown.resize(std::min(unknown.size(), kMaxListed));
@@ -216,8 +226,8 @@ class Cataloguer {
   const ModelConfig& config_;
   const LayerShape& shape_;
   const std::string& label_;
-  std::unordered_map<std::string_view, TensorRef> unread_;
-  std::map<std::int64_t, std::vector<std::string_view>> names_of_layer_;
+  std::vector<TensorRef> found_;  ///< the expert-like tensors of all shards, sorted by name
+  std::vector<bool> is_read_;     ///< [found_]
   std::int64_t last_layer_ = -1;
   std::size_t num_missing_ = 0;
   std::string missing_;

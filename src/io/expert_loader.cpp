@@ -65,7 +65,7 @@ void transpose(Bytes source, std::int64_t rows, std::int64_t cols, BF16* out, Ro
 std::vector<float> read_scales(const TensorRef& ref, std::int64_t expert) {
   const StoredTensor& tensor = *ref.tensor;
   const bool is_bf16 = tensor.dtype == DType::kBF16;
-  const std::size_t width = size_of(*tensor.dtype);
+  const std::size_t width = size_of(tensor.known_dtype());
   std::vector<float> scales(tensor.data.size() / width);
   for (std::size_t i = 0; i < scales.size(); ++i) {
     BF16 narrow{};
@@ -141,8 +141,8 @@ void load_expert(const LayerTensors& tensors, const LayerShape& shape, std::int6
 }
 
 void load_biases(const LayerTensors& tensors, LoadedExperts& experts) {
-  experts.bias13_dtype = *tensors.gate_up_bias.tensor->dtype;
-  experts.bias2_dtype = *tensors.down_bias.tensor->dtype;
+  experts.bias13_dtype = tensors.gate_up_bias.tensor->known_dtype();
+  experts.bias2_dtype = tensors.down_bias.tensor->known_dtype();
   const std::size_t width13 = size_of(experts.bias13_dtype);
   const std::size_t row13_bytes = 2 * static_cast<std::size_t>(experts.intermediate_dim) * width13;
   const std::size_t row2_bytes =

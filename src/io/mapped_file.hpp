@@ -16,6 +16,8 @@ class MappedFile {
   static MappedFile open(const std::filesystem::path& path);
 
   MappedFile() = default;
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();

@@ -63,13 +63,13 @@ class InputReader {
 /// A view of the file's bytes or, where they are not aligned to an element, of a copy in `copies`.
 TensorView view_of(const StoredTensor& tensor, std::vector<TensorStorage>& copies) {
   const void* data = tensor.data.data();
-  const std::size_t width = size_of(*tensor.dtype);
+  const std::size_t width = size_of(tensor.known_dtype());
   if (reinterpret_cast<std::uintptr_t>(data) % width != 0 && !tensor.data.empty()) {
     TensorStorage& storage = copies.emplace_back(tensor.data.size(), tensor.name);
     std::memcpy(storage.data(), data, tensor.data.size());
     data = storage.data();
   }
-  return TensorView(data, *tensor.dtype, {tensor.shape[0], tensor.shape[1]});
+  return TensorView(data, tensor.known_dtype(), {tensor.shape[0], tensor.shape[1]});
 }
 
 }  // namespace

@@ -76,6 +76,11 @@ void check_coverage(const std::vector<HeaderEntry>& entries, std::uint64_t data_
 
 }  // namespace
 
+DType StoredTensor::known_dtype() const {
+  if (!dtype) throw_error(ErrorCode::kInternal, "no type of ours is " + dtype_name);
+  return *dtype;
+}
+
 std::string StoredTensor::describe() const {
   std::ostringstream text;
   text << dtype_name << " [";

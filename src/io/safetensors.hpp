@@ -28,6 +28,8 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
   std::span<const std::byte> data;
 
+  /// The type of a tensor that was checked to have one of ours; throws internal otherwise.
+  DType known_dtype() const;
   /// "BF16 [8, 192, 384]".
   std::string describe() const;
 };

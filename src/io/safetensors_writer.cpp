@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -18,13 +19,20 @@
 namespace distmoe {
 namespace {
 
+/// A process number would not do: in containers they repeat, and what a killed process left behind
+/// would be in the way.
+std::filesystem::path partial_path(std::filesystem::path target) {
+  std::random_device random;
+  return target += concat(".partial-", std::hex, random(), random());
+}
+
 /// A file beside the target that disappears unless it is renamed to it.
 class TemporaryFile {
  public:
   explicit TemporaryFile(std::filesystem::path target)
-      : target_(std::move(target)), path_(target_) {
-    path_ += concat(".partial-", ::getpid());
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+      : target_(std::move(target)),
+        path_(partial_path(target_)),
+        descriptor_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
     if (descriptor_ < 0) refuse("create");
   }
   TemporaryFile(const TemporaryFile&) = delete;
@@ -62,7 +70,7 @@ class TemporaryFile {
 
   std::filesystem::path target_;
   std::filesystem::path path_;
-  int descriptor_ = -1;
+  int descriptor_;
   bool is_committed_ = false;
 };
 

@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,16 +23,15 @@ using Json = nlohmann::json;
 constexpr std::size_t kMaxIndexBytes = 64 << 20;
 constexpr std::size_t kMaxIndexDepth = 16;
 
-/// Tensor name to shard name.
-using WeightMap = std::map<std::string, std::string, std::less<>>;
+/// What to do with an entry of weight_map.
+using VisitEntry = std::function<void(const std::string& tensor, const std::string& shard)>;
 
 /// Takes weight_map out of the events of the JSON parser and passes over everything else.
 class IndexReader final : public nlohmann::json_sax<Json> {
  public:
-  explicit IndexReader(const std::string& label) : label_(label) {}
+  IndexReader(const std::string& label, const VisitEntry& visit) : label_(label), visit_(visit) {}
 
   bool has_weight_map() const { return has_weight_map_; }
-  WeightMap take() { return std::move(weight_map_); }
 
   bool key(std::string& name) override {
     key_.swap(name);
@@ -65,10 +66,7 @@ class IndexReader final : public nlohmann::json_sax<Json> {
   }
 
   bool string(std::string& value) override {
-    if (!is_in_weight_map_) return true;
-    if (!weight_map_.emplace(key_, std::move(value)).second) {
-      refuse("names tensor " + quote(key_) + " twice");
-    }
+    if (is_in_weight_map_) visit_(key_, value);
     return true;
   }
 
@@ -100,24 +98,36 @@ class IndexReader final : public nlohmann::json_sax<Json> {
   }
 
   const std::string& label_;
-  WeightMap weight_map_;
+  const VisitEntry& visit_;
   std::string key_;
   std::size_t depth_ = 0;
   bool has_weight_map_ = false;
   bool is_in_weight_map_ = false;
 };
 
-WeightMap read_index(const std::filesystem::path& path) {
-  const std::string label = path.string();
-  const MappedFile file = MappedFile::open(path);
-  DISTMOE_CHECK(file.bytes().size() <= kMaxIndexBytes, kIo, label, " has ", file.bytes().size(),
-                " bytes; at most ", kMaxIndexBytes, " are read");
-  const auto* text = reinterpret_cast<const char*>(file.bytes().data());
-  IndexReader reader(label);
-  Json::sax_parse(text, text + file.bytes().size(), &reader);
-  DISTMOE_CHECK(reader.has_weight_map(), kIo, label, " lacks weight_map");
-  return reader.take();
-}
+/// The index is read twice, first for the shards and then for the tensors: a large model has tens
+/// of thousands of tensors, and their names are not worth holding a second time.
+class Index {
+ public:
+  explicit Index(const std::filesystem::path& path)
+      : label_(path.string()), file_(MappedFile::open(path)) {
+    DISTMOE_CHECK(file_.bytes().size() <= kMaxIndexBytes, kIo, label_, " has ",
+                  file_.bytes().size(), " bytes; at most ", kMaxIndexBytes, " are read");
+  }
+
+  const std::string& label() const { return label_; }
+
+  void for_each(const VisitEntry& visit) const {
+    const auto* text = reinterpret_cast<const char*>(file_.bytes().data());
+    IndexReader reader(label_, visit);
+    Json::sax_parse(text, text + file_.bytes().size(), &reader);
+    DISTMOE_CHECK(reader.has_weight_map(), kIo, label_, " lacks weight_map");
+  }
+
+ private:
+  std::string label_;
+  MappedFile file_;
+};
 
 /// Shards lie beside their index; a name that leads elsewhere is an attack or a mistake.
 void check_shard_name(const std::string& shard, const std::string& index) {
@@ -128,23 +138,53 @@ void check_shard_name(const std::string& shard, const std::string& index) {
                 ", which is no plain file name");
 }
 
-/// Every tensor lies in the shard that the index says and in no other.
-void check_against_index(const std::vector<SafetensorsFile>& shards, const WeightMap& weight_map,
-                         const std::string& index) {
-  std::map<std::string_view, std::string> places;
-  for (const SafetensorsFile& shard : shards) {
-    for (const StoredTensor& tensor : shard.tensors()) {
-      const auto [place, is_first] = places.emplace(tensor.name, shard.path().filename().string());
-      DISTMOE_CHECK(is_first, kIo, "tensor ", quote(tensor.name), " lies in two shards, ",
-                    place->second, " and ", shard.path().string());
-      DISTMOE_CHECK(weight_map.contains(tensor.name), kIo, "tensor ", quote(tensor.name), " in ",
-                    shard.path().string(), " is not in ", index);
-    }
+/// The shards' names, each once.
+std::set<std::string> shard_names(const Index& index) {
+  std::set<std::string> names;
+  index.for_each([&](const std::string&, const std::string& shard) {
+    if (!names.contains(shard)) check_shard_name(shard, index.label());
+    names.insert(shard);
+  });
+  return names;
+}
+
+/// A tensor that the index does not place where `shard` has it.
+[[noreturn]] void refuse_unlisted(const StoredTensor& tensor, const SafetensorsFile& shard,
+                                  const std::vector<SafetensorsFile>& shards,
+                                  const std::string& index) {
+  for (const SafetensorsFile& other : shards) {
+    DISTMOE_CHECK(&other == &shard || other.find(tensor.name) == nullptr, kIo, "tensor ",
+                  quote(tensor.name), " lies in two shards, ", other.path().string(), " and ",
+                  shard.path().string());
   }
-  for (const auto& [tensor, shard] : weight_map) {
-    const auto place = places.find(tensor);
-    DISTMOE_CHECK(place != places.end() && place->second == shard, kIo, index, " places tensor ",
-                  quote(tensor), " in ", quote(shard), ", which does not hold it");
+  throw_error(ErrorCode::kIo, concat("tensor ", quote(tensor.name), " in ", shard.path().string(),
+                                     " is not in ", index));
+}
+
+/// Every tensor lies in the shard that the index says and in no other.
+void check_against_index(const std::vector<SafetensorsFile>& shards, const Index& index) {
+  std::map<std::string, std::size_t> shard_of_name;
+  std::vector<std::vector<bool>> is_listed;
+  for (const SafetensorsFile& shard : shards) {
+    shard_of_name.emplace(shard.path().filename().string(), is_listed.size());
+    is_listed.emplace_back(shard.tensors().size(), false);
+  }
+  index.for_each([&](const std::string& name, const std::string& shard) {
+    const auto place = shard_of_name.find(shard);
+    const StoredTensor* tensor =
+        place == shard_of_name.end() ? nullptr : shards[place->second].find(name);
+    DISTMOE_CHECK(tensor != nullptr, kIo, index.label(), " places tensor ", quote(name), " in ",
+                  quote(shard), ", which does not hold it");
+    const auto position = static_cast<std::size_t>(tensor - shards[place->second].tensors().data());
+    DISTMOE_CHECK(!is_listed[place->second][position], kIo, index.label(), " names tensor ",
+                  quote(name), " twice");
+    is_listed[place->second][position] = true;
+  });
+  for (std::size_t i = 0; i < shards.size(); ++i) {
+    const auto unlisted = std::find(is_listed[i].begin(), is_listed[i].end(), false);
+    if (unlisted == is_listed[i].end()) continue;
+    const auto position = static_cast<std::size_t>(unlisted - is_listed[i].begin());
+    refuse_unlisted(shards[i].tensors()[position], shards[i], shards, index.label());
   }
 }
 
@@ -152,25 +192,20 @@ void check_against_index(const std::vector<SafetensorsFile>& shards, const Weigh
 
 std::vector<SafetensorsFile> open_shards(const std::filesystem::path& directory) {
   const std::filesystem::path single = directory / "model.safetensors";
-  const std::filesystem::path index = directory / "model.safetensors.index.json";
+  const std::filesystem::path index_path = directory / "model.safetensors.index.json";
   std::vector<SafetensorsFile> shards;
   std::error_code error;
   if (std::filesystem::exists(single, error)) {
     shards.push_back(SafetensorsFile::open(single));
     return shards;
   }
-  DISTMOE_CHECK(std::filesystem::exists(index, error), kIo, directory.string(),
+  DISTMOE_CHECK(std::filesystem::exists(index_path, error), kIo, directory.string(),
                 " has neither model.safetensors nor model.safetensors.index.json");
-  const WeightMap weight_map = read_index(index);
-  std::vector<std::string> names;
-  for (const auto& [tensor, shard] : weight_map) names.push_back(shard);
-  std::sort(names.begin(), names.end());
-  names.erase(std::unique(names.begin(), names.end()), names.end());
-  for (const std::string& name : names) check_shard_name(name, index.string());
-  for (const std::string& name : names) {
+  const Index index(index_path);
+  for (const std::string& name : shard_names(index)) {
     shards.push_back(SafetensorsFile::open(directory / name));
   }
-  check_against_index(shards, weight_map, index.string());
+  check_against_index(shards, index);
   return shards;
 }
 

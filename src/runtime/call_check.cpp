@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/call_check.hpp"
 
+#include <cstdint>
 #include <initializer_list>
 
 #include "core/check.hpp"
@@ -38,6 +39,10 @@ void check_memory(const char* name, const TensorView& tensor) {
                 " must be in host memory for a context on the CPU, got ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.data != nullptr, kInvalidArgument, name,
                 " has a null data pointer for ", tensor.describe());
+  DISTMOE_CHECK(tensor.num_elements() == 0 ||
+                    reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.dtype) == 0,
+                kInvalidArgument, name, " is not aligned to its elements of ",
+                size_of(tensor.dtype), " bytes: ", tensor.describe(), " at ", tensor.data);
 }
 
 /// The elements of a row lie together; rows may be apart.
@@ -116,7 +121,9 @@ void resolve_w13(const Config& config, const TensorView& w13, std::int64_t num_l
   check_memory("w13", w13);
   check_row_major("w13", w13);
   const int row_dim = has_halves ? 2 : 1;
-  const std::int64_t row_stride = w13.strides[row_dim];
+  // A half of one row has no stride between rows.
+  const std::int64_t row_stride =
+      w13.shape[row_dim] == 1 ? config.hidden_dim : w13.strides[row_dim];
   DISTMOE_CHECK(w13.num_elements() == 0 || row_stride >= config.hidden_dim, kInvalidArgument,
                 "rows of w13 need a stride of at least ", config.hidden_dim, ", got ",
                 w13.describe());
@@ -137,10 +144,10 @@ void resolve_w2(const Config& config, const TensorView& w2, std::int64_t num_loc
   check_dtype("w2", w2, DType::kBF16, DType::kBF16);
   check_memory("w2", w2);
   check_row_major("w2", w2);
-  DISTMOE_CHECK(w2.num_elements() == 0 || config.hidden_dim == 1 ||
-                    w2.strides[1] >= config.intermediate_dim,
-                kInvalidArgument, "rows of w2 need a stride of at least ", config.intermediate_dim,
-                ", got ", w2.describe());
+  DISTMOE_CHECK(
+      w2.num_elements() == 0 || config.hidden_dim == 1 || w2.strides[1] >= config.intermediate_dim,
+      kInvalidArgument, "rows of w2 need a stride of at least ", config.intermediate_dim, ", got ",
+      w2.describe());
   experts.w2 = static_cast<const BF16*>(w2.data);
   experts.w2_expert_stride = stride_or_zero(w2, 0);
   experts.w2_row_stride = config.hidden_dim == 1 ? config.intermediate_dim : w2.strides[1];

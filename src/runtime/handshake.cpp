@@ -2,6 +2,7 @@
 #include "runtime/handshake.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -21,8 +22,16 @@ constexpr int kMaxThreads = 1024;
 struct CreationRecord {
   ConfigRecord config;
   CoreShare cores;
+  std::int64_t context_number = 0;  ///< rank 0's holds for all
   Refusal refusal;
 };
+
+/// NOTE: contexts may share a communicator; without a number of their own, ranks that call them in
+/// different orders would compute with each other's rows.
+std::int64_t next_context_number() {
+  static std::atomic<std::int64_t> last{0};
+  return ++last;
+}
 
 /// What this build cannot do, found before anything is allocated.
 void check_supported(const Config& config, const ContextOptions& options) {
@@ -90,7 +99,9 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   const int size = communicator ? communicator->size() : 1;
   const auto timeout = config.timeout.value_or(kDefaultCpuTimeout);
 
-  CreationRecord mine{.config = record_config(config, options), .cores = cores_of_this_process(),
+  CreationRecord mine{.config = record_config(config, options),
+                      .cores = cores_of_this_process(),
+                      .context_number = next_context_number(),
                       .refusal = {}};
   const std::optional<Error> refusal = error_of([&] {
     plan_memory(config, size);
@@ -110,6 +121,7 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
                                  .plan = plan,
                                  .communicator = communicator,
                                  .timeout = timeout,
+                                 .context_number = all[0].context_number,
                                  .num_threads = num_threads,
                                  .rank = rank,
                                  .size = size});

@@ -46,6 +46,8 @@ class MailboxCommunicator final : public Communicator {
   MailboxCommunicator(std::shared_ptr<Mailboxes> boxes, int rank)
       : boxes_(std::move(boxes)), rank_(rank) {}
 
+  MailboxCommunicator(const MailboxCommunicator&) = delete;
+  MailboxCommunicator& operator=(const MailboxCommunicator&) = delete;
   ~MailboxCommunicator() override {
     const std::lock_guard lock(boxes_->mutex);
     boxes_->has_left[rank_] = true;
@@ -162,9 +164,10 @@ class MailboxCommunicator final : public Communicator {
   }
 
   void throw_fault() const {
-    if (!boxes_->fault) return;
-    throw Error(boxes_->fault->code(), own_name() + " of " + std::to_string(size()) + ", call " +
-                                           std::to_string(call_) + ": " + boxes_->fault->what());
+    const std::optional<Error>& fault = boxes_->fault;
+    if (!fault) return;
+    throw Error(fault->code(), own_name() + " of " + std::to_string(size()) + ", call " +
+                                   std::to_string(call_) + ": " + fault->what());
   }
 
   std::shared_ptr<Mailboxes> boxes_;
@@ -177,6 +180,7 @@ class MailboxCommunicator final : public Communicator {
 std::vector<std::shared_ptr<Communicator>> make_mailbox_group(int size) {
   const auto boxes = std::make_shared<Mailboxes>(size);
   std::vector<std::shared_ptr<Communicator>> group;
+  group.reserve(static_cast<std::size_t>(size));
   for (int rank = 0; rank < size; ++rank) {
     group.push_back(std::make_shared<MailboxCommunicator>(boxes, rank));
   }

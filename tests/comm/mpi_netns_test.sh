@@ -30,16 +30,17 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' INT TERM
 
-ip netns add "$near" 2>/dev/null && ip netns add "$far" 2>/dev/null || skip "ip netns add failed"
+for name in "$near" "$far"; do
+  ip netns add "$name" 2>/dev/null || skip "ip netns add failed"
+done
 ip -n "$near" link add veth-n type veth peer name veth-f netns "$far" 2>/dev/null ||
   skip "no veth devices"
 ip -n "$near" addr add 10.77.13.1/24 dev veth-n
 ip -n "$far" addr add 10.77.13.2/24 dev veth-f
-for side in "$near veth-n" "$far veth-f"; do
-  set -- $side
-  ip -n "$1" link set lo up
-  ip -n "$1" link set "$2" up
-done
+ip -n "$near" link set lo up
+ip -n "$far" link set lo up
+ip -n "$near" link set veth-n up
+ip -n "$far" link set veth-f up
 ip netns exec "$near" ping -c 1 -W 5 10.77.13.2 >/dev/null 2>&1 || true  # settles ARP
 
 # Called as: agent HOST COMMAND...; HOST is the far address. A host name of its own keeps Open MPI
@@ -55,6 +56,7 @@ chmod +x "$folder/agent"
 run() {
   local ranks=$1 survivors=$2 filter=$3
   shift 3
+  # shellcheck disable=SC2016  # the inner shell expands its own arguments
   ip netns exec "$near" unshare --uts sh -c 'hostname distmoe-near; exec "$0" "$@"' \
     "$here/run_mpi.sh" "$mpirun" "$ranks" "$survivors" "$program" "$filter" \
     --host 10.77.13.1:2,10.77.13.2:2 --map-by slot -x DISTMOE_TEST_RECORDS \

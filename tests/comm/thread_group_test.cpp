@@ -23,7 +23,7 @@ TEST(RunThreadGroup, GivesEachRankItsOwnThread) {
   std::atomic<int> sum = 0;
   std::mutex mutex;
   std::vector<std::thread::id> threads;
-  run_thread_group(5, [&](CommunicatorPtr own) {
+  run_thread_group(5, [&](const CommunicatorPtr& own) {
     own->barrier(laws::kPatient);
     sum += 1 << own->rank();
     const std::lock_guard lock(mutex);
@@ -36,7 +36,7 @@ TEST(RunThreadGroup, GivesEachRankItsOwnThread) {
 
 TEST(RunThreadGroup, RefusesAGroupWithoutRanks) {
   for (const int size : {0, -3}) {
-    const auto run = [&] { run_thread_group(size, [](CommunicatorPtr) {}); };
+    const auto run = [&] { run_thread_group(size, [](const CommunicatorPtr&) {}); };
     laws::expect_error(laws::outcome_of(run), ErrorCode::kInvalidArgument, {std::to_string(size)});
     const auto make = [&] { make_thread_group(size); };
     laws::expect_error(laws::outcome_of(make), ErrorCode::kInvalidArgument, {std::to_string(size)});
@@ -47,7 +47,7 @@ TEST(RunThreadGroup, RethrowsWhatStartedTheTroubleAndWakesThePeers) {
   std::vector<Outcome> outcomes(4);
   const auto start = laws::Clock::now();
   try {
-    run_thread_group(4, [&](CommunicatorPtr own) {
+    run_thread_group(4, [&](const CommunicatorPtr& own) {
       if (own->rank() == 2) throw std::out_of_range("the disk is full");
       Outcome& outcome = outcomes[static_cast<std::size_t>(own->rank())];
       outcome = laws::outcome_of([&] { own->barrier(laws::kPatient); });
@@ -67,7 +67,7 @@ TEST(RunThreadGroup, RethrowsWhatStartedTheTroubleAndWakesThePeers) {
 TEST(RunThreadGroup, PrefersTheLowestRankOfSeveralCauses) {
   for (int round = 0; round < 20; ++round) {
     try {
-      run_thread_group(4, [](CommunicatorPtr own) {
+      run_thread_group(4, [](const CommunicatorPtr& own) {
         own->barrier(laws::kPatient);
         if (own->rank() != 0) throw std::runtime_error(laws::rank_name(own->rank()));
         own->barrier(laws::kPatient);  // rank 0 is only a victim
@@ -81,7 +81,7 @@ TEST(RunThreadGroup, PrefersTheLowestRankOfSeveralCauses) {
 
 TEST(RunThreadGroup, RethrowsPeerLostWhereNothingElseWasThrown) {
   const Outcome outcome = laws::outcome_of([] {
-    run_thread_group(3, [](CommunicatorPtr own) {
+    run_thread_group(3, [](const CommunicatorPtr& own) {
       if (own->rank() != 1) own->barrier(laws::kPatient);
     });
   });
@@ -92,7 +92,7 @@ TEST(RunThreadGroup, RethrowsPeerLostWhereNothingElseWasThrown) {
 TEST(RunThreadGroup, CountsAReturnAsLeavingThoughPointersAreKept) {
   std::vector<CommunicatorPtr> kept(3);
   const Outcome outcome = laws::outcome_of([&] {
-    run_thread_group(3, [&](CommunicatorPtr own) {
+    run_thread_group(3, [&](const CommunicatorPtr& own) {
       kept[static_cast<std::size_t>(own->rank())] = own;
       if (own->rank() != 1) own->barrier(laws::kPatient);
     });
@@ -102,7 +102,7 @@ TEST(RunThreadGroup, CountsAReturnAsLeavingThoughPointersAreKept) {
 
 TEST(RunThreadGroup, CarriesExceptionsThatAreNotStdExceptions) {
   EXPECT_THROW(run_thread_group(2,
-                                [](CommunicatorPtr own) {
+                                [](const CommunicatorPtr& own) {
                                   if (own->rank() == 0) throw 42;
                                   own->barrier(laws::kPatient);
                                 }),
@@ -112,7 +112,7 @@ TEST(RunThreadGroup, CarriesExceptionsThatAreNotStdExceptions) {
 // A rank that only left early is not to blame for calls that it took part in to the end.
 TEST(ThreadGroup, LeavesCallsAloneThatTheLeaverCompleted) {
   for (int round = 0; round < 200; ++round) {
-    run_thread_group(3, [](CommunicatorPtr own) {
+    run_thread_group(3, [](const CommunicatorPtr& own) {
       laws::Exchange exchange(*own, 7, laws::random_size);
       exchange.run();
       EXPECT_EQ(exchange.first_difference(), "");

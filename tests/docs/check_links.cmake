@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Invariant: a relative link in a Markdown page of the project names a file or folder that exists.
+# Invariant: a relative link in a Markdown page of the project names a file or folder that exists,
+# and so does a page that a comment of the code refers to.
 file(GLOB pages ${ROOT}/*.md ${ROOT}/docs/*.md ${ROOT}/docs/*/*.md ${ROOT}/testdata/*.md)
 set(broken "")
 set(num_links 0)
@@ -15,6 +16,17 @@ foreach(page ${pages})
     string(REPLACE "LINK:" "" target "${link}")
     if(NOT target MATCHES "^[a-z]+:" AND NOT EXISTS ${folder}/${target})
       string(APPEND broken "\n  ${page}: ${target}")
+    endif()
+  endforeach()
+endforeach()
+file(GLOB_RECURSE sources ${ROOT}/include/*.hpp ${ROOT}/src/*.?pp ${ROOT}/src/*.cu*
+     ${ROOT}/tools/*.?pp ${ROOT}/bench/*.?pp)
+foreach(source ${sources})
+  file(STRINGS ${source} lines REGEX "docs/[a-z0-9_/-]+\\.md")
+  foreach(line ${lines})
+    string(REGEX MATCH "docs/[a-z0-9_/-]+\\.md" target "${line}")
+    if(NOT EXISTS ${ROOT}/${target})
+      string(APPEND broken "\n  ${source}: ${target}")
     endif()
   endforeach()
 endforeach()

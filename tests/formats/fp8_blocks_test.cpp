@@ -37,6 +37,7 @@ TEST(Fp8Blocks, MatchesTheDefinitionElementByElement) {
   constexpr std::int64_t kCols = 259;
   const std::vector<float> scales = {0.3f, 1.7e-3f, -2.5f, 1e-30f, 7.1f, 0.0f};  // [2, 3]
   std::vector<E4M3> codes;
+  codes.reserve(kRows * kCols);
   for (std::int64_t i = 0; i < kRows * kCols; ++i) {
     codes.push_back(E4M3{static_cast<std::uint8_t>(i * 37 % 253)});
   }

@@ -157,14 +157,24 @@ TEST(Shards, RefusesAnIndexThatDisagreesWithItsShards) {
   }
 }
 
+TEST(Shards, RefusesAnIndexThatNamesATensorTwice) {
+  const Shards shards = deal(kModel.fp8(0));
+  const std::string tensor = shards.at("part-0.safetensors").front().name;
+  const std::string entry = "\"" + tensor + "\":\"part-0.safetensors\"";
+  std::string index = index_of(shards);
+  index.insert(index.find(entry), entry + ",");
+  const TemporaryDirectory directory;
+  write(directory, shards, index);
+  expect_refused(directory, {tensor, "twice", "model.safetensors.index.json"});
+}
+
 TEST(Shards, RefusesTextThatIsNoIndex) {
   const TemporaryDirectory directory;
   for (const char* index :
        {"", "{", "[]", "{}", "3", R"({"weight_map":3})", R"({"weight_map":{"t":3}})",
         R"({"weight_map":{"t":{}}})", R"({"weight_map":{"t":["f"]}})",
         R"({"weight_map":{"t":null}})", R"({"weight_map":{},"weight_map":{}})",
-        R"({"weight_map":{"t":"f","t":"f"}})", R"({"metadata":{"weight_map":{}}})",
-        "{\"weight_map\":{\"\xFF\":\"f\"}}"}) {
+        R"({"metadata":{"weight_map":{}}})", "{\"weight_map\":{\"\xFF\":\"f\"}}"}) {
     write(directory, {}, index);
     expect_refused(directory, {"model.safetensors.index.json"});
   }

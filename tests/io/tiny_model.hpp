@@ -213,6 +213,7 @@ struct TinyModel {
       const std::string name = fused_name(layer, suffix);
       if (dtype == DType::kF32) return make_tensor(name, dtype, {num_experts, width}, values);
       std::vector<BF16> narrow;
+      narrow.reserve(values.size());
       for (const float value : values) narrow.push_back(to_bf16(value));
       return make_tensor(name, dtype, {num_experts, width}, narrow);
     };

@@ -15,8 +15,6 @@
 
 #include "io/safetensors.hpp"
 
-extern char** environ;
-
 namespace distmoe::tools {
 namespace {
 
@@ -27,6 +25,7 @@ constexpr std::uint16_t kFirstBF16 = 0x3c00;  // 2^-7; the next ones are a littl
 template <typename Value>
 std::vector<Value> cast(const std::vector<std::int64_t>& values) {
   std::vector<Value> result;
+  result.reserve(values.size());
   for (const std::int64_t value : values) result.push_back(static_cast<Value>(value));
   return result;
 }
@@ -92,6 +91,10 @@ std::string command_path() { return DISTMOE_COMMAND; }
 
 Words mpirun(int num_ranks, const Words& more) {
   Words words{"mpirun", "--allow-run-as-root", "--oversubscribe"};
+#if defined(DISTMOE_SANITIZED)
+  // Open MPI keeps memory until the end of the process.
+  words.insert(words.end(), {"-x", "ASAN_OPTIONS=detect_leaks=0"});
+#endif
   words.insert(words.end(), more.begin(), more.end());
   words.insert(words.end(), {"-n", std::to_string(num_ranks)});
   return words;

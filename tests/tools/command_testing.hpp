@@ -59,9 +59,11 @@ std::filesystem::path checkpoint_folder(const std::string& name);
 
 /// A folder of its own for every test, removed afterwards.
 class CommandTest : public testing::Test {
+ public:
+  ~CommandTest() override;
+
  protected:
   CommandTest();
-  ~CommandTest() override;
 
   std::filesystem::path file(const std::string& name) const { return folder_ / name; }
   /// Runs any program.

@@ -17,7 +17,6 @@ namespace {
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInf = std::numeric_limits<float>::infinity();
-constexpr double kInfinitelyFar = std::numeric_limits<double>::max();
 
 std::uint16_t bf16(float value) {
   return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(value) >> 16);
@@ -25,6 +24,7 @@ std::uint16_t bf16(float value) {
 
 Comparison compare(const std::vector<float>& y, const std::vector<float>& reference) {
   std::vector<std::uint16_t> y_bits;
+  y_bits.reserve(y.size());
   for (const float value : y) y_bits.push_back(bf16(value));
   const auto count = static_cast<std::int64_t>(y.size());
   ComparisonSums sums;

@@ -20,13 +20,14 @@ namespace {
 namespace fs = std::filesystem;
 
 class OutputFileTest : public testing::Test {
+ public:
+  ~OutputFileTest() override { fs::remove_all(folder_); }
+
  protected:
   OutputFileTest() : folder_(fs::path(testing::TempDir()) / ("distmoe-output-" + name())) {
     fs::remove_all(folder_);
     fs::create_directory(folder_);
   }
-  ~OutputFileTest() override { fs::remove_all(folder_); }
-
   static std::string name() {
     return std::to_string(getpid()) + testing::UnitTest::GetInstance()->current_test_info()->name();
   }

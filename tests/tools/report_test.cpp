@@ -76,6 +76,7 @@ TEST(RunReport, JsonStaysANumberWhereTheOutputIsInfinitelyFar) {
   EXPECT_EQ(Json::parse(json_of(report))["rel_l2"].get<double>(), kFar);
   report.tolerance = 1e300;
   EXPECT_FALSE(is_within_tolerance(report));
+  EXPECT_NE(text_of(report).find("infinite (tolerance"), std::string::npos) << text_of(report);
 }
 
 TEST(RunReport, JsonReplacesBytesThatAreNoText) {

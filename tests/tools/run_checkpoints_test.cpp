@@ -88,9 +88,9 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Combine(testing::Values(Model{"qwen3moe", 256, 16}, Model{"mixtral", 256, 8},
                                      Model{"gptoss", 192, 8}, Model{"deepseekv3", 256, 32}),
                      testing::Values(0, 1)),
-    [](const auto& instance) {
-      return std::string(std::get<0>(instance.param).name) + "Layer" +
-             std::to_string(std::get<1>(instance.param));
+    [](const auto& test) {
+      return std::string(std::get<0>(test.param).name) + "Layer" +
+             std::to_string(std::get<1>(test.param));
     });
 
 }  // namespace

@@ -130,6 +130,18 @@ TEST_F(RunReportTest, FailsWhereStdoutCannotBeWritten) {
   expect_no_output("y");
 }
 
+TEST_F(RunReportTest, FailsWhereTheOutputDoesNotFitAndLeavesNothing) {
+  // 512 * 256 BF16 are 256 KiB; the limit is 64 KiB of 1024 bytes.
+  const CommandResult result = run_words(
+      {"bash", "-c",
+       "trap '' XFSZ; ulimit -f 64; '" + command_path() + "' run --checkpoint '" +
+           checkpoint_.string() + "' --layer 0 --ranks 3 --output '" + file("y").string() + "'"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.error.find("cannot write"), std::string::npos) << result.error;
+  EXPECT_EQ(result.output, "");
+  expect_no_output("y");
+}
+
 class InfoTest : public CommandTest {};
 
 TEST_F(InfoTest, ListsWhatWasCompiledWhatRunsHereAndWhatCanBeSet) {

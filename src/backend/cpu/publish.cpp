@@ -25,8 +25,9 @@ void copy_scores(const TensorView& scores, float* out) {
   for (std::int64_t token = 0; token < scores.shape[0]; ++token) {
     for (std::int64_t k = 0; k < scores.shape[1]; ++k) {
       const std::int64_t offset = token * scores.strides[0] + k * scores.strides[1];
-      *out++ = scores.dtype == DType::kF32 ? static_cast<const float*>(scores.data)[offset]
-                                           : to_float(static_cast<const BF16*>(scores.data)[offset]);
+      *out++ = scores.dtype == DType::kF32
+                   ? static_cast<const float*>(scores.data)[offset]
+                   : to_float(static_cast<const BF16*>(scores.data)[offset]);
     }
   }
 }
@@ -41,7 +42,8 @@ void CpuBackend::publish(const ForwardCall& call, const std::optional<Error>& re
 
 void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal) {
   CallHeader& mine = headers_[static_cast<std::size_t>(setup_.rank)];
-  mine = {.index = call.index,
+  mine = {.context = setup_.context_number,
+          .index = call.index,
           .num_tokens = call.num_tokens,
           .kind = CallKind::kForward,
           .refusal = to_refusal(refusal)};
@@ -51,10 +53,11 @@ void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<E
   std::vector<Refusal> refusals;
   for (int peer = 0; peer < setup_.size; ++peer) {
     const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
-    DISTMOE_CHECK(header.index == call.index && header.kind == mine.kind, kPeerMismatch, "rank ",
-                  peer, " is in its call ", header.index, " of this context while rank ",
-                  setup_.rank, " is in call ", call.index,
-                  "; every rank makes the same calls in the same order");
+    DISTMOE_CHECK(
+        header.context == mine.context && header.index == call.index && header.kind == mine.kind,
+        kPeerMismatch, "rank ", peer, " is in call ", header.index, " of context ", header.context,
+        " while rank ", setup_.rank, " is in call ", call.index, " of context ", mine.context,
+        "; every rank makes the same calls in the same order");
     refusals.push_back(header.refusal);
   }
   throw_if_refused(refusals, setup_.rank, refusal, concat("call ", call.index));

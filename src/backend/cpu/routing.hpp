@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Who sends which row where. Every rank derives it from the expert ids of all ranks, so that all
-// know every rank's load. The order of rows on a rank is design section 6: local expert, then source
+// know every rank's load. The order of rows on a rank is fixed: local expert, then source
 // rank, then token, then k. The arrays live in context memory; this file never allocates there.
 #pragma once
 

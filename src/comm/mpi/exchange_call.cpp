@@ -2,6 +2,7 @@
 #include "comm/mpi/exchange_call.hpp"
 
 #include <algorithm>
+#include <optional>
 
 #include "comm/chunks.hpp"
 #include "comm/mpi/backoff.hpp"
@@ -52,9 +53,10 @@ void ExchangeCall::run(const std::shared_ptr<ExchangeCall>& call,
 }
 
 void ExchangeCall::throw_fault() const {
-  throw_error(world_.fault()->code,
-              concat("rank ", world_.rank(), " of ", world_.size(), ", ", call_name(),
-                     " of the mpi group: ", world_.fault()->reason));
+  const std::optional<Fault>& fault = world_.fault();
+  DISTMOE_CHECK(fault.has_value(), kInternal, "a call ended without a fault");
+  throw_error(fault->code, concat("rank ", world_.rank(), " of ", world_.size(), ", ", call_name(),
+                                  " of the mpi group: ", fault->reason));
 }
 
 std::string ExchangeCall::call_name() const {

@@ -38,7 +38,7 @@ class MpiCommunicator final : public Communicator {
       const std::lock_guard lock(world_.mutex());
       world_.declare(ErrorCode::kPeerLost, concat("rank ", rank(), " aborted: ", reason),
                      {id_, num_completed_});
-    } catch (const std::bad_alloc&) {
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch)
       // No memory for the words: the peers find out through their timeout.
     }
   }

@@ -31,7 +31,6 @@ std::string error_text(int code) {
 }
 
 World& World::instance() {
-  // NOTE: never destroyed: MPI may touch its buffers, and communicators its state, until the end.
   static World* const world = new World();
   return *world;
 }

@@ -50,6 +50,8 @@ class World {
 
   World(const World&) = delete;
   World& operator=(const World&) = delete;
+  /// Never destroyed: MPI may touch its buffers, and communicators its state, until the end.
+  ~World() = delete;
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
@@ -89,7 +91,7 @@ class World {
   };
 
   struct Outgoing {
-    Control control;
+    Control control{};
     std::vector<MPI_Request> requests;
   };
 

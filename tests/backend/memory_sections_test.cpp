@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: no step of a call writes outside the section of the plan that is its own: with a
+// canary in front of and behind every buffer, all of them live through the largest load that the
+// plan takes. reports: A102
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "backend/backend.hpp"
+#include "conformance/moe_oracle.hpp"
+#include "conformance/moe_runner.hpp"
+#include "layout/context_buffers.hpp"
+#include "runtime/call_check.hpp"
+#include "runtime/context_impl.hpp"
+
+namespace distmoe {
+namespace {
+
+using conformance::MoeCase;
+using conformance::MoeProblem;
+using conformance::RankCall;
+using conformance::RoutePattern;
+using conformance::TokenCounts;
+
+constexpr std::int64_t kCanaryBytes = 256;
+constexpr std::byte kCanary{0xC5};
+
+/// A plan with canaries, and where they and the call headers are from its base.
+struct GuardedPlan {
+  MemoryPlan plan;
+  std::vector<std::int64_t> canaries;
+  std::int64_t headers = 0;
+
+  explicit GuardedPlan(MemoryPlan original) : plan(std::move(original)) {
+    std::int64_t offset =
+        plan.total_activation_bytes + plan.device_scratch_bytes + plan.host_scratch_bytes;
+    for (auto* list : {&plan.communication_buffers, &plan.metadata_buffers, &plan.control_buffers,
+                       &plan.workspace_buffers}) {
+      std::vector<PlanBuffer> guarded;
+      const auto append = [&](const PlanBuffer& buffer) {
+        guarded.push_back(buffer);
+        offset += buffer.bytes;
+      };
+      const auto append_canary = [&] {
+        canaries.push_back(offset);
+        append({"canary", kCanaryBytes});
+      };
+      append_canary();
+      for (const PlanBuffer& buffer : *list) {
+        if (buffer.name == buffer_name::kCallHeaders) headers = offset;
+        append(buffer);
+        append_canary();
+      }
+      *list = std::move(guarded);
+    }
+    plan.allocated_bytes = offset;
+  }
+};
+
+/// Remembers where the first exchange of a call, that of the headers, puts what it receives.
+class WatchingCommunicator final : public Communicator {
+ public:
+  explicit WatchingCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
+  int rank() const noexcept override { return inner_->rank(); }
+  int size() const noexcept override { return inner_->size(); }
+  std::string_view name() const noexcept override { return "watching"; }
+  void alltoallv(std::span<const std::span<const std::byte>> send,
+                 std::span<const std::span<std::byte>> recv, Timeout timeout) override {
+    const std::size_t peer = rank() == 0 ? 1 : 0;
+    if (headers == nullptr) {
+      headers = recv[peer].data() - static_cast<std::int64_t>(peer) * kCallHeaderBytes;
+    }
+    inner_->alltoallv(send, recv, timeout);
+  }
+  void barrier(Timeout timeout) override { inner_->barrier(timeout); }
+  void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
+
+  std::byte* headers = nullptr;
+
+ private:
+  std::shared_ptr<Communicator> inner_;
+};
+
+/// The sequence of runtime/forward.cpp on a context that no public call can make.
+void forward(ContextImpl& impl, const RankCall& arguments) {
+  impl.run_call([&](Backend& backend, std::int64_t index) {
+    const ForwardCall call =
+        check_forward_call(impl, index, arguments.input, arguments.weights, arguments.y_view(), {});
+    backend.publish(call, std::nullopt);
+    backend.route(call);
+    backend.dispatch_w13_swiglu(call);
+    backend.w2_scatter(call);
+    backend.combine(call);
+  });
+}
+
+void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case) {
+  const TokenCounts counts = conformance::even_split(problem.shape.num_tokens, moe_case.ranks);
+  const Config config = conformance::config_of(problem, moe_case, {}, counts.back());
+  const std::vector<BF16> expected = conformance::run(problem, moe_case);
+  const GuardedPlan guarded(
+      plan_memory(config, moe_case.ranks, {.num_threads = moe_case.num_threads}));
+  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+    const int rank = communicator->rank();
+    const auto watching = std::make_shared<WatchingCommunicator>(communicator);
+    ContextImpl impl(config, guarded.plan,
+                     cpu::make_backend({.config = config,
+                                        .plan = guarded.plan,
+                                        .communicator = watching,
+                                        .timeout = std::chrono::seconds(60),
+                                        .num_threads = moe_case.num_threads,
+                                        .rank = rank,
+                                        .size = moe_case.ranks}),
+                     rank, moe_case.ranks, BackendKind::kCpu);
+    const RankCall call = conformance::pack_rank(problem, {}, counts, rank);
+    forward(impl, call);
+    ASSERT_NE(watching->headers, nullptr);
+    std::byte* base = watching->headers - guarded.headers;
+    for (const std::int64_t canary : guarded.canaries) {
+      std::fill_n(base + canary, kCanaryBytes, kCanary);
+    }
+    forward(impl, call);
+    for (const std::int64_t canary : guarded.canaries) {
+      EXPECT_TRUE(std::all_of(base + canary, base + canary + kCanaryBytes,
+                              [](std::byte b) { return b == kCanary; }))
+          << "rank " << rank << " wrote at byte " << canary << " of its context";
+    }
+    const std::int64_t width = problem.shape.hidden_dim;
+    const auto y = conformance::gather_rows(*communicator, call.y_rows(), counts, width);
+    EXPECT_EQ(conformance::first_difference(expected, y, width), "");
+  });
+}
+
+TEST(MemorySections, CanariesLiveThroughTheLargestLoad) {
+  for (const Combine combine : {Combine::kPerRoute, Combine::kPerRank}) {
+    for (const int ranks : {2, 3, 5}) {
+      const MoeCase moe_case{.ranks = ranks, .num_threads = 2, .combine = combine};
+      for (const std::int64_t width : {1, 32, 67}) {
+        SCOPED_TRACE(testing::Message() << ranks << " ranks, width " << width);
+        // One expert takes every route of the group: all rows that the plan has.
+        expect_canaries_live(conformance::make_problem({.num_tokens = 64 * ranks,
+                                                        .hidden_dim = width,
+                                                        .intermediate_dim = width,
+                                                        .num_experts = 5,
+                                                        .top_k = 4},
+                                                       RoutePattern::kOneExpert, 160),
+                             moe_case);
+        expect_canaries_live(conformance::make_problem({.num_tokens = 64 * ranks,
+                                                        .hidden_dim = width,
+                                                        .intermediate_dim = width,
+                                                        .num_experts = 5,
+                                                        .top_k = 4},
+                                                       RoutePattern::kDistinct, 161),
+                             moe_case);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distmoe

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: a context allocates what its plan says, and a call touches little besides: at most 32
+// MiB of anonymous memory over the plans of the ranks of this process.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+
+#include "conformance/moe_oracle.hpp"
+#include "conformance/moe_runner.hpp"
+#include "conformance/process_usage.hpp"
+
+namespace distmoe::conformance {
+namespace {
+
+class Memory : public testing::TestWithParam<MoeCase> {};
+INSTANTIATE_TEST_SUITE_P(Laws, Memory, testing::ValuesIn(combine_cases()), case_name);
+
+TEST_P(Memory, AContextAllocatesItsPlanToTheByte) {
+  MoeProblem problem = make_problem(
+      {.num_tokens = 20, .hidden_dim = 33, .intermediate_dim = 17, .num_experts = 7, .top_k = 3},
+      RoutePattern::kMixed, 120);
+  for (const bool inference : {true, false}) {
+    Config config = config_of(problem, GetParam(), {}, 20);
+    config.inference = inference;
+    const MemoryPlan plan =
+        plan_memory(config, GetParam().ranks,
+                    {.backend = GetParam().backend, .num_threads = GetParam().num_threads});
+    run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+      Context context = make_context(config, GetParam(), communicator);
+      EXPECT_EQ(context.memory_plan(), plan);
+      EXPECT_EQ(context.allocated_bytes(), plan.allocated_bytes);
+    });
+  }
+}
+
+/// A context that could save gives the bits of one that cannot.
+TEST_P(Memory, ATrainingContextComputesTheSame) {
+  const MoeProblem problem = make_problem(
+      {.num_tokens = 20, .hidden_dim = 33, .intermediate_dim = 17, .num_experts = 7, .top_k = 3},
+      RoutePattern::kMixed, 121);
+  const TokenCounts counts = even_split(20, GetParam().ranks);
+  Config config = config_of(problem, GetParam(), {}, 20);
+  config.inference = false;
+  const std::vector<BF16> expected = run(problem, GetParam());
+  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    Context context = make_context(config, GetParam(), communicator);
+    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+    routed_experts(context, call.input, call.weights, call.y_view());
+    const auto y = gather_rows(*communicator, call.y_rows(), counts, 33);
+    EXPECT_EQ(first_difference(expected, y, 33), "");
+  });
+}
+
+/// The largest anonymous memory between construction and stop().
+class PeakWatch {
+ public:
+  PeakWatch() : start_(anonymous_bytes()), peak_(start_), watcher_([this] { watch(); }) {}
+  std::int64_t stop() {
+    stop_ = true;
+    watcher_.join();
+    return std::max<std::int64_t>(peak_, anonymous_bytes()) - start_;
+  }
+
+ private:
+  void watch() {
+    while (!stop_) {
+      peak_ = std::max<std::int64_t>(peak_, anonymous_bytes());
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  std::int64_t start_;
+  std::atomic<std::int64_t> peak_;
+  std::atomic<bool> stop_{false};
+  std::thread watcher_;
+};
+
+TEST(MemoryOfACall, PeakGrowthStaysWithinThePlanAnd32MiB) {
+  if (!kSizesMeanSomething) GTEST_SKIP() << "sizes mean nothing under a sanitizer";
+  for (const int ranks : {1, 2}) {
+    const MoeCase moe_case{.ranks = ranks, .num_threads = 2};
+    const MoeProblem problem = make_problem({.num_tokens = 2048,
+                                             .hidden_dim = 256,
+                                             .intermediate_dim = 192,
+                                             .num_experts = 16,
+                                             .top_k = 4},
+                                            RoutePattern::kDistinct, 122);
+    const TokenCounts counts = even_split(2048, ranks);
+    Config config = config_of(problem, moe_case, {}, 2048 / ranks);
+    config.device_scratch_capacity_factor = 1.25;
+    std::vector<RankCall> calls;
+    for (int rank = 0; rank < ranks; ++rank) {
+      calls.push_back(pack_rank(problem, {}, counts, rank));
+    }
+    std::atomic<std::int64_t> planned{0};
+    PeakWatch watch;
+    run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+      Context context = make_context(config, moe_case, communicator);
+      planned += context.memory_plan().allocated_bytes;
+      const RankCall& call = calls[static_cast<std::size_t>(communicator->rank())];
+      for (int i = 0; i < 3; ++i) {
+        routed_experts(context, call.input, call.weights, call.y_view());
+      }
+    });
+    const std::int64_t growth = watch.stop();
+    EXPECT_LE(growth, planned + (std::int64_t{32} << 20)) << ranks << " ranks";
+    EXPECT_GT(growth, std::int64_t{1} << 20) << "the watch saw nothing";
+  }
+}
+
+}  // namespace
+}  // namespace distmoe::conformance

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the laws are instantiated for. A backend, an engine or a machine is added here.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "distmoe/communicator.hpp"
+#include "distmoe/config.hpp"
+#include "distmoe/context.hpp"
+
+namespace distmoe::conformance {
+
+enum class Engine { kThreads };
+
+struct MoeCase {
+  BackendKind backend = BackendKind::kCpu;
+  Engine engine = Engine::kThreads;
+  int ranks = 1;
+  int num_threads = 1;  ///< worker threads of a rank
+  Combine combine = Combine::kPerRoute;
+};
+
+/// "cpu_threads_P3_w2_per_route": also the name of the test case.
+std::string name_of(const MoeCase& moe_case);
+inline std::ostream& operator<<(std::ostream& out, const MoeCase& c) { return out << name_of(c); }
+inline std::string case_name(const testing::TestParamInfo<MoeCase>& info) {
+  return name_of(info.param);
+}
+
+/// Every case of the suite.
+std::vector<MoeCase> all_cases();
+/// P = 1, 3 and 8 with per_route: for laws that look at shapes and values rather than at ranks.
+std::vector<MoeCase> some_cases();
+/// The same, and per_rank: for laws that look at what a sum is made of.
+std::vector<MoeCase> combine_cases();
+/// Two ranks and more: for laws about peers.
+std::vector<MoeCase> group_cases();
+
+/// Runs `body` on every rank of the case's engine that this process has.
+void run_group(const MoeCase& moe_case,
+               const std::function<void(std::shared_ptr<Communicator>)>& body);
+
+}  // namespace distmoe::conformance

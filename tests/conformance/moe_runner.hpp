@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs a problem on a case and brings y of all ranks together.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "conformance/moe_call.hpp"
+#include "conformance/moe_case.hpp"
+#include "conformance/moe_problem.hpp"
+
+namespace distmoe::conformance {
+
+using TokenCounts = std::vector<std::int64_t>;  ///< of every rank
+
+/// Contiguous blocks, as even as possible.
+TokenCounts even_split(std::int64_t num_tokens, int ranks);
+/// Uneven: some ranks have none.
+TokenCounts ragged_split(std::int64_t num_tokens, int ranks, std::uint64_t seed);
+
+/// A configuration that plans for every routing of the problem, so that only laws about capacity
+/// ever see a plan that is too small.
+Config config_of(const MoeProblem& problem, const MoeCase& moe_case, const CallForm& form,
+                 std::int64_t max_tokens);
+
+/// The tokens of `rank` and the experts that it owns, packed.
+RankCall pack_rank(const MoeProblem& problem, const CallForm& form, const TokenCounts& counts,
+                   int rank);
+
+/// A context of `config` on this rank.
+Context make_context(const Config& config, const MoeCase& moe_case,
+                     std::shared_ptr<Communicator> communicator);
+
+/// Collective: the rows of every rank, one rank after the other.
+std::vector<BF16> gather_rows(Communicator& communicator, const std::vector<BF16>& mine,
+                              const TokenCounts& counts, std::int64_t width);
+
+/// Creates a context, calls once, returns y of all tokens [T, D].
+std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const TokenCounts& counts,
+                      const CallForm& form = {});
+std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case,
+                      const CallForm& form = {});
+
+}  // namespace distmoe::conformance

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "output_gather.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+
+namespace distmoe::tools {
+namespace {
+
+/// Bytes that travel at a time, which bounds what the first rank holds.
+constexpr std::int64_t kPieceBytes = 1 << 20;
+constexpr std::int64_t kBF16Bytes = 2;
+
+// Why the disk did not take the output: the arguments were fine.
+Failure writing_failure() {
+  Failure failure = failure_of_current_exception();
+  failure.exit_code = ExitCode::kRuntimeFailure;
+  return failure;
+}
+
+}  // namespace
+
+void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
+                       const std::vector<std::int64_t>& tokens_per_rank, std::int64_t hidden_dim,
+                       std::span<const std::byte> own) {
+  if (group.is_first()) {
+    const std::int64_t num_tokens =
+        std::accumulate(tokens_per_rank.begin(), tokens_per_rank.end(), std::int64_t{0});
+    try {
+      file_ = std::make_unique<OutputFile>(path, num_tokens, hidden_dim);
+    } catch (...) {
+      failure_ = writing_failure();
+    }
+    append(own);
+  }
+  std::vector<std::byte> received;
+  for (int source = 1; source < group.size(); ++source) {
+    const std::int64_t num_bytes =
+        tokens_per_rank[static_cast<std::size_t>(source)] * hidden_dim * kBF16Bytes;
+    for (std::int64_t begin = 0; begin < num_bytes; begin += kPieceBytes) {
+      const auto length = static_cast<std::size_t>(std::min(kPieceBytes, num_bytes - begin));
+      std::span<const std::byte> sent;
+      if (group.rank() == source) sent = own.subspan(static_cast<std::size_t>(begin), length);
+      if (group.is_first()) received.resize(length);
+      group.send_to_first(source, sent, received);
+      if (group.is_first()) append(received);
+    }
+  }
+}
+
+void OutputGather::commit() {
+  if (file_) file_->commit();
+}
+
+void OutputGather::append(std::span<const std::byte> bytes) {
+  if (failure_.happened()) return;
+  try {
+    file_->append(bytes);
+  } catch (...) {
+    failure_ = writing_failure();
+    discard();
+  }
+}
+
+}  // namespace distmoe::tools

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Brings the output tokens of all ranks into the first rank's file, a piece at a time.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "exit_code.hpp"
+#include "output_file.hpp"
+#include "rank_group.hpp"
+
+namespace distmoe::tools {
+
+class OutputGather {
+ public:
+  /// Collective. Rank r brings `own`: its tokens_per_rank[r] rows of y, BF16 [.., hidden_dim]. The
+  /// first rank writes them to a temporary file beside `path`; what it cannot write is kept as
+  /// failure(), since the peers send all the same.
+  void run(RankGroup& group, const std::filesystem::path& path,
+           const std::vector<std::int64_t>& tokens_per_rank, std::int64_t hidden_dim,
+           std::span<const std::byte> own);
+
+  const Failure& failure() const noexcept { return failure_; }
+  /// On the first rank: the file appears under its name. Nothing to do elsewhere.
+  void commit();
+  /// Removes what was not committed.
+  void discard() { file_.reset(); }
+
+ private:
+  void append(std::span<const std::byte> bytes);
+
+  std::unique_ptr<OutputFile> file_;
+  Failure failure_;
+};
+
+}  // namespace distmoe::tools

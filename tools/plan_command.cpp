@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// `distmoe plan`: what a context allocates, before it does.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "core/check.hpp"
+#include "plan_drawing.hpp"
+#include "plan_options.hpp"
+#include "plan_report.hpp"
+#include "subcommand.hpp"
+#include "text_file.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+class PlanCommand final : public Subcommand {
+ public:
+  const char* name() const noexcept override { return "plan"; }
+  const char* summary() const noexcept override {
+    return "Size the memory of a rank, region by region, before anything is allocated";
+  }
+  void add_options(CLI::App& app) override { add_plan_options(app, options_); }
+
+  ExitCode execute() override {
+    const PlanRequest request = request_of(options_);
+    const Config& config = request.config;
+    const MemoryPlan plan = plan_memory(config, options_.ep_size, options_.target);
+    std::optional<BudgetReport> budget;
+    if (options_.budget_bytes) {
+      budget = check_budget(config, options_.ep_size, *options_.budget_bytes, options_.target);
+    }
+    if (!options_.svg.empty()) {
+      write_text_file(options_.svg, svg_of({request.title, config, options_.ep_size,
+                                            options_.target, options_.budget_bytes}));
+    }
+    std::string text;
+    if (options_.json) {
+      text = json_of(plan, budget);
+    } else {
+      if (!request.title.empty())
+        text = request.title + ", P=" + std::to_string(options_.ep_size) + "\n";
+      text += explain(config, plan);
+      if (budget) text += explain(*budget);
+    }
+    const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+    DISTMOE_CHECK(std::fflush(stdout) == 0 && is_written, kIo, "cannot write to stdout");
+    return ExitCode::kSuccess;
+  }
+
+ private:
+  PlanOptions options_;
+};
+
+}  // namespace
+
+std::unique_ptr<Subcommand> make_plan_command() { return std::make_unique<PlanCommand>(); }
+
+}  // namespace distmoe::tools
