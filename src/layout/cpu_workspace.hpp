@@ -18,8 +18,8 @@ inline constexpr std::int64_t kCpuRowBlock = 512;
 /// Output columns of one task. W13 takes half of them from the gate and half from the up rows.
 inline constexpr std::int64_t kCpuTileColumns = 512;
 /// Operands widened to FP32 at a time.
-inline constexpr std::int64_t kCpuWidenedRows = 128;
-inline constexpr std::int64_t kCpuWidenedColumns = 64;
+inline constexpr std::int64_t kCpuWidenedRows = 256;
+inline constexpr std::int64_t kCpuWidenedColumns = 128;
 /// Scratchpad of the matrix library; measured needs are under 0.3 MiB (oneDNN 2.6.3).
 inline constexpr std::int64_t kCpuLibraryScratchBytes = std::int64_t{2} << 20;
 

@@ -155,14 +155,18 @@ void multiply_f32(const MatrixView& rows, const MatrixView& weights, std::int64_
   }
 }
 
+/// Whether the library multiplies BF16 by the processor's own instructions: what it answers heeds
+/// its own environment variables too. The names of instruction sets are sets of bits.
+bool has_bf16_products() {
+  const auto effective = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto needed = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  return (effective & needed) == needed;
+}
+
 MatmulKind choose_kind() {
   const std::string& forced = environment().cpu_matmul;
   if (!forced.empty()) return forced == "bf16" ? MatmulKind::kBF16 : MatmulKind::kF32;
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") ? MatmulKind::kBF16 : MatmulKind::kF32;
-#else
-  return MatmulKind::kF32;
-#endif
+  return has_bf16_products() ? MatmulKind::kBF16 : MatmulKind::kF32;
 }
 
 const char* instruction_set() {
