@@ -8,8 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "backend/backend.hpp"
 #include "backend/cpu/matmul.hpp"
+#include "backend/cuda/device.hpp"
 #include "comm/mpi_engine.hpp"
+#include "core/check.hpp"
 #include "core/environment.hpp"
 #include "distmoe/version.hpp"
 #include "machine.hpp"
@@ -40,8 +43,11 @@ struct Component {
 };
 
 std::vector<Component> backends() {
+  const std::string problem = cuda::why_unavailable();
   return {{"cpu", true, true, cpu::describe_matmul()},
-          {"cuda", false, false, "this build has no CUDA backend"}};
+          {"cuda", cuda::kIsCompiled, problem.empty(),
+           problem.empty() ? concat(cuda::device_count(), " device(s) of compute capability 9.0")
+                           : problem}};
 }
 
 Component mpi_engine() {

@@ -14,6 +14,7 @@
 #include "comparison.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "device_call.hpp"
 #include "digest.hpp"
 #include "distmoe/context.hpp"
 #include "distmoe/routed_experts.hpp"
@@ -176,22 +177,26 @@ TensorView RankRun::y() const {
 }
 
 void RankRun::make_calls() {
+  const int device =
+      options_.backend == BackendKind::kCuda ? group_.rank() % std::max(cuda::device_count(), 1) : 0;
   context_ = std::make_unique<Context>(
-      Context::create(make_config(), group_.communicator(), {.backend = options_.backend}));
+      Context::create(make_config(), group_.communicator(),
+                      {.backend = options_.backend, .device = device}));
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   const RoutedInput& all = input_->input();
   const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),
                            rows_of(all.topk_ids_TK, first, own_tokens()),
                            rows_of(all.topk_scores_TK, first, own_tokens())};
-  const ExpertWeights weights = experts_.view();
+  DeviceCall rank_call(options_.backend, device, own, experts_.view(), y());
   const std::span<const std::byte> y_bytes(y_.data(), y_.num_bytes());
   Digest first_digest;
   for (int call = 0; call < options_.repeat; ++call) {
     progress_.show("running call", call + 1, options_.repeat);
     group_.barrier();
     const auto begin = Clock::now();
-    routed_experts(*context_, own, weights, y());
+    rank_call.run(*context_);
     call_seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    rank_call.fetch_y();
     const Digest digest = digest_of(y_bytes);
     if (call == 0) first_digest = digest;
     repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == first_digest;

@@ -2,6 +2,7 @@
 //
 // The CUDA backend of a build without CUDA.
 #include "backend/backend.hpp"
+#include "backend/cuda/device.hpp"
 #include "core/check.hpp"
 
 namespace distmoe::cuda {
@@ -11,5 +12,16 @@ std::string why_unavailable() { return "this build of distmoe has no CUDA backen
 std::unique_ptr<Backend> make_backend(BackendSetup) {
   throw_error(ErrorCode::kUnsupported, why_unavailable());
 }
+
+const bool kIsCompiled = false;
+
+int device_count() { return 0; }
+
+DeviceBuffer::DeviceBuffer(std::size_t bytes, int device) : bytes_(bytes), device_(device) {
+  throw_error(ErrorCode::kUnsupported, why_unavailable());
+}
+DeviceBuffer::~DeviceBuffer() = default;
+void DeviceBuffer::upload(const void*, std::size_t) {}
+void DeviceBuffer::download(void*, std::size_t) const {}
 
 }  // namespace distmoe::cuda

@@ -16,6 +16,8 @@ constexpr int kHopper = 9;
 
 }  // namespace
 
+const bool kIsCompiled = true;
+
 int device_count() {
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {

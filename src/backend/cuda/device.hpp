@@ -5,6 +5,10 @@
 
 namespace distmoe::cuda {
 
+/// Whether this build has the CUDA backend at all.
+extern const bool kIsCompiled;
+
+/// 0 where there is no driver or no device.
 int device_count();
 
 /// Makes a device current for this thread while it lives.
