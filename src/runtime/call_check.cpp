@@ -36,8 +36,11 @@ void check_dtype(const char* name, const TensorView& tensor, DType first, DType 
 
 void check_memory(const ContextImpl& context, const char* name, const TensorView& tensor) {
   const Device device = context.device();
-  DISTMOE_CHECK(tensor.device == device, kInvalidArgument, name, " must be in the memory of ",
-                to_string(device), ", where its context is, got ", tensor.describe());
+  DISTMOE_CHECK(tensor.device == device, kInvalidArgument, name, " must be in ",
+                device.type == DeviceType::kCpu ? "host memory for a context on the CPU"
+                                                : concat("the memory of ", to_string(device),
+                                                         ", where its context is"),
+                ", got ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.data != nullptr, kInvalidArgument, name,
                 " has a null data pointer for ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 ||
