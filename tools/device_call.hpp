@@ -9,13 +9,13 @@
 
 namespace distmoe::tools {
 
-/// One rank's call with its tensors where the backend wants them: on the CPU the host's own, on CUDA
-/// copies on a device.
+/// One rank's call with its tensors where the backend wants them: on the CPU the host's own, on
+/// CUDA copies on a device.
 class DeviceCall {
  public:
   /// `y` stays the caller's host memory. Tensors are row-major without gaps.
-  DeviceCall(BackendKind backend, int device, const RoutedInput& input, const ExpertWeights& weights,
-             const TensorView& y);
+  DeviceCall(BackendKind backend, int device, const RoutedInput& input,
+             const ExpertWeights& weights, const TensorView& y);
 
   /// Runs the call and returns when y is complete on the device that computes it.
   void run(Context& context);

@@ -177,11 +177,11 @@ TensorView RankRun::y() const {
 }
 
 void RankRun::make_calls() {
-  const int device =
-      options_.backend == BackendKind::kCuda ? group_.rank() % std::max(cuda::device_count(), 1) : 0;
-  context_ = std::make_unique<Context>(
-      Context::create(make_config(), group_.communicator(),
-                      {.backend = options_.backend, .device = device}));
+  const int device = options_.backend == BackendKind::kCuda
+                         ? group_.rank() % std::max(cuda::device_count(), 1)
+                         : 0;
+  context_ = std::make_unique<Context>(Context::create(
+      make_config(), group_.communicator(), {.backend = options_.backend, .device = device}));
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   const RoutedInput& all = input_->input();
   const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The whole BF16 forward on CUDA: median time of a call, ranks as threads with a device each. Random
-// data, uniform routing of distinct experts. One JSON object a line.
+// The whole BF16 forward on CUDA: median time of a call, ranks as threads with a device each.
+// Random data, uniform routing of distinct experts. One JSON object a line.
 //   cuda_forward_bench RANKS TOKENS...
 #include <cuda_runtime_api.h>
 
@@ -95,7 +95,9 @@ double run_rank(const Shape& shape, std::int64_t tokens, std::shared_ptr<Communi
                           TensorView(scores.data(), DType::kF32, {tokens, shape.k}, device)};
   const ExpertWeights weights{
       TensorView(w13.data(), DType::kBF16, {local, 2 * shape.f, shape.d}, device),
-      TensorView(w2.data(), DType::kBF16, {local, shape.d, shape.f}, device), {}, {}};
+      TensorView(w2.data(), DType::kBF16, {local, shape.d, shape.f}, device),
+      {},
+      {}};
   const TensorView out(y.data(), DType::kBF16, {tokens, shape.d}, device);
   cudaStream_t stream = nullptr;
   DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -130,9 +132,10 @@ int run(int argc, char** argv) {
       });
       const double slowest = *std::ranges::max_element(ms);
       const double flops = 6.0 * static_cast<double>(tokens * shape.k * shape.d * shape.f);
-      std::printf("{\"distmoe\": \"%s\", \"ranks\": %d, \"tokens\": %lld, \"median_us\": %.1f, \"tflops\": %.1f}\n",
-                  shape.name, ranks, static_cast<long long>(tokens), slowest * 1e3,
-                  flops / slowest * 1e-9);
+      std::printf(
+          "{\"distmoe\": \"%s\", \"ranks\": %d, \"tokens\": %lld, \"median_us\": %.1f, \"tflops\": "
+          "%.1f}\n",
+          shape.name, ranks, static_cast<long long>(tokens), slowest * 1e3, flops / slowest * 1e-9);
     }
   }
   return 0;

@@ -60,9 +60,10 @@ class DISTMOE_EXPORT Context {
   std::int64_t num_local_experts() const;
   /// Waits for the calls of this context (replays of a captured call are the caller's to wait for:
   /// synchronise their stream first) and throws the first fault since the last
-  /// check, the same on every rank: on CUDA the calls themselves do not wait, and a call that fails on
-  /// the device (an id outside the contract, more rows than planned, a peer that did not come) fills
-  /// its outputs with NaN. On the CPU every call throws by itself and check() has nothing to say.
+  /// check, the same on every rank: on CUDA the calls themselves do not wait, and a call that fails
+  /// on the device (an id outside the contract, more rows than planned, a peer that did not come)
+  /// fills its outputs with NaN. On the CPU every call throws by itself and check() has nothing to
+  /// say.
   void check();
   /// The statistics of the last call that was routed; on CUDA it waits for the device.
   CallStatistics last_call() const;

@@ -16,8 +16,8 @@ Refusal to_refusal(const std::optional<Error>& error) {
   return refusal;
 }
 
-void throw_if_refused(std::span<const Refusal> refusals, int rank, const std::optional<Error>& error,
-                      std::string_view what) {
+void throw_if_refused(std::span<const Refusal> refusals, int rank,
+                      const std::optional<Error>& error, std::string_view what) {
   if (error) throw *error;
   const auto first = std::ranges::find_if(
       refusals, [](const Refusal& refusal) { return refusal.code != Refusal::kNone; });

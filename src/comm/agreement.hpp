@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How ranks agree before they depend on each other: each publishes a record of fixed size, and a rank
-// that cannot go on says so in its record, so that all of them fail in the same call.
+// How ranks agree before they depend on each other: each publishes a record of fixed size, and a
+// rank that cannot go on says so in its record, so that all of them fail in the same call.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@ namespace distmoe {
 Refusal to_refusal(const std::optional<Error>& error);
 
 /// Throws on every rank alike if any record refuses: the rank itself its own `error`, its peers an
-/// error of the same code that names the lowest refusing rank and repeats its message. `what` is the
-/// thing that was refused: "call 3".
-void throw_if_refused(std::span<const Refusal> refusals, int rank, const std::optional<Error>& error,
-                      std::string_view what);
+/// error of the same code that names the lowest refusing rank and repeats its message. `what` is
+/// the thing that was refused: "call 3".
+void throw_if_refused(std::span<const Refusal> refusals, int rank,
+                      const std::optional<Error>& error, std::string_view what);
 
 /// Every rank's `bytes` long record, in rank order, into `all` (size() * bytes).
 void all_gather_bytes(Communicator& communicator, std::span<const std::byte> mine,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The workspace of one worker thread of the CPU backend: a tile of FP32 sums, what the matrix
-// library asks for, and operands widened to FP32 on machines without BF16 products. Its size depends
-// on D and F alone, never on the load.
+// library asks for, and operands widened to FP32 on machines without BF16 products. Its size
+// depends on D and F alone, never on the load.
 #pragma once
 
 #include <algorithm>

@@ -37,9 +37,9 @@ void check_dtype(const char* name, const TensorView& tensor, DType first, DType 
 void check_memory(const ContextImpl& context, const char* name, const TensorView& tensor) {
   const Device device = context.device();
   DISTMOE_CHECK(tensor.device == device, kInvalidArgument, name, " must be in ",
-                device.type == DeviceType::kCpu ? "host memory for a context on the CPU"
-                                                : concat("the memory of ", to_string(device),
-                                                         ", where its context is"),
+                device.type == DeviceType::kCpu
+                    ? "host memory for a context on the CPU"
+                    : concat("the memory of ", to_string(device), ", where its context is"),
                 ", got ", tensor.describe());
   DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.data != nullptr, kInvalidArgument, name,
                 " has a null data pointer for ", tensor.describe());
@@ -175,8 +175,8 @@ void resolve_w2(const ContextImpl& context, const TensorView& w2, std::int64_t n
   experts.w2_row_stride = config.hidden_dim == 1 ? config.intermediate_dim : w2.strides[1];
 }
 
-BiasRows resolve_bias(const ContextImpl& context, const char* name, const TensorView& bias, std::int64_t num_local,
-                      std::int64_t width) {
+BiasRows resolve_bias(const ContextImpl& context, const char* name, const TensorView& bias,
+                      std::int64_t num_local, std::int64_t width) {
   if (!bias.is_given()) return {};
   check_shape(name, bias, {num_local, width});
   check_dtype(name, bias, DType::kBF16, DType::kF32);

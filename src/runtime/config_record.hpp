@@ -17,7 +17,8 @@ struct ConfigRecord {
   std::array<double, kNumConfigFields> values{};
 };
 
-/// NOTE: a double holds every legal size exactly (below 2^53); larger ones never get past validate().
+/// NOTE: a double holds every legal size exactly (below 2^53); larger ones never get past
+/// validate().
 ConfigRecord record_config(const Config& config, const ContextOptions& options);
 
 /// The first field in which two records differ, as "hidden_dim: 256 against 512"; empty if none.

@@ -21,9 +21,10 @@ bool leaves_ranks_out_of_step(ErrorCode code) {
 class InCall {
  public:
   explicit InCall(std::atomic_flag& flag) : flag_(flag) {
-    DISTMOE_CHECK(!flag_.test_and_set(), kInvalidArgument,
-                  "a call on this context began before the previous one ended; a context serves one "
-                  "call at a time");
+    DISTMOE_CHECK(
+        !flag_.test_and_set(), kInvalidArgument,
+        "a call on this context began before the previous one ended; a context serves one "
+        "call at a time");
   }
   ~InCall() { flag_.clear(); }
   InCall(const InCall&) = delete;

@@ -19,8 +19,8 @@ ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_inde
   try {
     return check_forward_call(context, call_index, input, weights, y_TD, options);
   } catch (const Error& error) {
-    refusal = Error(error.code(), concat("rank ", context.rank(), ", call ", call_index, ": ",
-                                         error.what()));
+    refusal = Error(error.code(),
+                    concat("rank ", context.rank(), ", call ", call_index, ": ", error.what()));
   }
   ForwardCall refused;
   refused.index = call_index;

@@ -123,20 +123,20 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   const std::optional<Error> failure = error_of([&] {
     const auto make_backend = is_cuda ? cuda::make_backend : cpu::make_backend;
     backend = make_backend({.config = config,
-                                 .plan = plan,
-                                 .communicator = communicator,
-                                 .timeout = timeout,
-                                 .context_number = all[0].context_number,
-                                 .num_threads = num_threads,
-                                 .device = options.device,
-                                 .rank = rank,
-                                 .size = size});
+                            .plan = plan,
+                            .communicator = communicator,
+                            .timeout = timeout,
+                            .context_number = all[0].context_number,
+                            .num_threads = num_threads,
+                            .device = options.device,
+                            .rank = rank,
+                            .size = size});
   });
   mine.refusal = to_refusal(failure);
   agree(exchange(communicator.get(), mine, timeout), rank, failure);
-  return std::make_unique<ContextImpl>(config, std::move(plan), std::move(backend), rank, size,
-                                       is_cuda ? Device{DeviceType::kCuda, options.device}
-                                               : Device{});
+  return std::make_unique<ContextImpl>(
+      config, std::move(plan), std::move(backend), rank, size,
+      is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
 }
 
 }  // namespace distmoe

@@ -9,8 +9,8 @@
 namespace distmoe {
 
 /// The collective creation of a context: ranks compare their configurations, share the cores of
-/// their machines, plan and allocate; if one of them cannot, all of them fail. `communicator` may be
-/// null for a single rank.
+/// their machines, plan and allocate; if one of them cannot, all of them fail. `communicator` may
+/// be null for a single rank.
 std::unique_ptr<ContextImpl> create_context(const Config& config,
                                             std::shared_ptr<Communicator> communicator,
                                             const ContextOptions& options);

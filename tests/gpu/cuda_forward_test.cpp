@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Invariant: the CUDA backend computes what the CPU backend specifies: the same rows in the same order,
-// outputs within the tolerance of the same precision, the same bits run after run and in a graph, and
-// faults that every rank reports alike. Ranks are threads, on one device or on several.
+// Invariant: the CUDA backend computes what the CPU backend specifies: the same rows in the same
+// order, outputs within the tolerance of the same precision, the same bits run after run and in a
+// graph, and faults that every rank reports alike. Ranks are threads, on one device or on several.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -71,10 +71,12 @@ struct DeviceCall {
     std::vector<std::byte> bytes(y.buffer().size());
     y.buffer().download(bytes.data(), bytes.size());
     const TensorView& view = y.view();
-    const auto offset = static_cast<std::byte*>(view.data) - static_cast<std::byte*>(y.buffer().data());
+    const auto offset =
+        static_cast<std::byte*>(view.data) - static_cast<std::byte*>(y.buffer().data());
     std::vector<BF16> rows;
     for (std::int64_t token = 0; token < view.shape[0]; ++token) {
-      const auto* row = reinterpret_cast<const BF16*>(bytes.data() + offset) + token * view.strides[0];
+      const auto* row =
+          reinterpret_cast<const BF16*>(bytes.data() + offset) + token * view.strides[0];
       rows.insert(rows.end(), row, row + view.shape[1]);
     }
     return rows;
@@ -98,7 +100,8 @@ void on_every_rank(const MoeProblem& problem, const Devices& devices, const Toke
   run_thread_group(static_cast<int>(devices.size()), [&](std::shared_ptr<Communicator> group) {
     const int rank = group->rank();
     const int device = devices[static_cast<std::size_t>(rank)];
-    Context context = Context::create(config, group, {.backend = BackendKind::kCuda, .device = device});
+    Context context =
+        Context::create(config, group, {.backend = BackendKind::kCuda, .device = device});
     const RankCall host = conformance::pack_rank(problem, form, counts, rank);
     DeviceCall call(host, device);
     body(context, call, group.get());
@@ -109,11 +112,12 @@ void on_every_rank(const MoeProblem& problem, const Devices& devices, const Toke
 std::vector<BF16> run_cuda(const MoeProblem& problem, const Devices& devices,
                            const TokenCounts& counts, const CallForm& form = {}) {
   std::vector<std::vector<BF16>> rows(devices.size());
-  on_every_rank(problem, devices, counts, form, [&](Context& context, DeviceCall& call, Communicator*) {
-    routed_experts(context, call.input(), call.weights(), call.y.view());
-    context.check();
-    rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
-  });
+  on_every_rank(problem, devices, counts, form,
+                [&](Context& context, DeviceCall& call, Communicator*) {
+                  routed_experts(context, call.input(), call.weights(), call.y.view());
+                  context.check();
+                  rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
+                });
   std::vector<BF16> y;
   for (const auto& part : rows) y.insert(y.end(), part.begin(), part.end());
   return y;
@@ -178,13 +182,15 @@ TEST_F(CudaForward, AgreesOnEveryFormOfTheArguments) {
 }
 
 TEST_F(CudaForward, RowsPerRankAndExpertAreThoseOfTheCpu) {
-  const MoeProblem problem = conformance::make_problem({333, 64, 32, 21, 5}, RoutePattern::kMixed, 2);
+  const MoeProblem problem =
+      conformance::make_problem({333, 64, 32, 21, 5}, RoutePattern::kMixed, 2);
   for (const Devices& devices : all_devices()) {
     const auto ranks = static_cast<int>(devices.size());
     const TokenCounts counts = conformance::ragged_split(333, ranks, 1);
     CallStatistics expected;
     conformance::MoeCase cpu{.ranks = ranks};
-    const Config config = conformance::config_of(problem, cpu, {}, *std::ranges::max_element(counts));
+    const Config config =
+        conformance::config_of(problem, cpu, {}, *std::ranges::max_element(counts));
     std::mutex mutex;
     run_thread_group(ranks, [&](std::shared_ptr<Communicator> group) {
       Context context = conformance::make_context(config, cpu, group);
@@ -193,65 +199,70 @@ TEST_F(CudaForward, RowsPerRankAndExpertAreThoseOfTheCpu) {
       const std::scoped_lock lock(mutex);
       expected = context.last_call();
     });
-    on_every_rank(problem, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator*) {
-      routed_experts(context, call.input(), call.weights(), call.y.view());
-      const CallStatistics actual = context.last_call();
-      EXPECT_EQ(actual.rows_per_rank, expected.rows_per_rank);
-      EXPECT_EQ(actual.rows_per_expert, expected.rows_per_expert);
-    });
+    on_every_rank(problem, devices, counts, {},
+                  [&](Context& context, DeviceCall& call, Communicator*) {
+                    routed_experts(context, call.input(), call.weights(), call.y.view());
+                    const CallStatistics actual = context.last_call();
+                    EXPECT_EQ(actual.rows_per_rank, expected.rows_per_rank);
+                    EXPECT_EQ(actual.rows_per_expert, expected.rows_per_expert);
+                  });
   }
 }
 
 TEST_F(CudaForward, FortyRunsGiveTheSameBits) {
-  const MoeProblem problem = conformance::make_problem({500, 256, 128, 16, 8}, RoutePattern::kMixed, 9);
+  const MoeProblem problem =
+      conformance::make_problem({500, 256, 128, 16, 8}, RoutePattern::kMixed, 9);
   for (const Devices& devices : all_devices()) {
     const TokenCounts counts = conformance::even_split(500, static_cast<int>(devices.size()));
-    on_every_rank(problem, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator*) {
-      std::vector<BF16> first;
-      for (int run = 0; run < 40; ++run) {
-        routed_experts(context, call.input(), call.weights(), call.y.view());
-        context.check();
-        const std::vector<BF16> y = call.y_rows();
-        if (run == 0) first = y;
-        EXPECT_EQ(conformance::first_difference(first, y, problem.shape.hidden_dim), "");
-      }
-    });
+    on_every_rank(
+        problem, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator*) {
+          std::vector<BF16> first;
+          for (int run = 0; run < 40; ++run) {
+            routed_experts(context, call.input(), call.weights(), call.y.view());
+            context.check();
+            const std::vector<BF16> y = call.y_rows();
+            if (run == 0) first = y;
+            EXPECT_EQ(conformance::first_difference(first, y, problem.shape.hidden_dim), "");
+          }
+        });
   }
 }
 
 TEST_F(CudaForward, AReplayedGraphGivesTheBitsOfTheCall) {
-  const MoeProblem problem = conformance::make_problem({200, 256, 128, 8, 4}, RoutePattern::kMixed, 4);
+  const MoeProblem problem =
+      conformance::make_problem({200, 256, 128, 8, 4}, RoutePattern::kMixed, 4);
   for (const Devices& devices : all_devices()) {
     const TokenCounts counts = conformance::even_split(200, static_cast<int>(devices.size()));
-    on_every_rank(problem, devices, counts, {}, [&](Context& context, DeviceCall& call,
-                                                    Communicator* group) {
-      routed_experts(context, call.input(), call.weights(), call.y.view());
-      context.check();
-      const std::vector<BF16> eager = call.y_rows();
-      const cuda::DeviceScope scope(devices[static_cast<std::size_t>(context.rank())]);
-      cudaStream_t stream = nullptr;
-      cudaGraph_t graph = nullptr;
-      cudaGraphExec_t executable = nullptr;
-      DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      DISTMOE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-      routed_experts(context, call.input(), call.weights(), call.y.view(), {.stream = stream});
-      DISTMOE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-      DISTMOE_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
-      group->barrier(std::chrono::seconds(60));
-      for (int replay = 0; replay < 3; ++replay) {
-        if (call.y.view().num_elements() > 0) {
-          DISTMOE_CUDA_CHECK(
-              cudaMemsetAsync(call.y.buffer().data(), 0xFF, call.y.buffer().size(), stream));
-        }
-        DISTMOE_CUDA_CHECK(cudaGraphLaunch(executable, stream));
-        DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream));
-        context.check();
-        EXPECT_EQ(conformance::first_difference(eager, call.y_rows(), problem.shape.hidden_dim), "");
-      }
-      cudaGraphExecDestroy(executable);
-      cudaGraphDestroy(graph);
-      cudaStreamDestroy(stream);
-    });
+    on_every_rank(
+        problem, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator* group) {
+          routed_experts(context, call.input(), call.weights(), call.y.view());
+          context.check();
+          const std::vector<BF16> eager = call.y_rows();
+          const cuda::DeviceScope scope(devices[static_cast<std::size_t>(context.rank())]);
+          cudaStream_t stream = nullptr;
+          cudaGraph_t graph = nullptr;
+          cudaGraphExec_t executable = nullptr;
+          DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+          DISTMOE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+          routed_experts(context, call.input(), call.weights(), call.y.view(), {.stream = stream});
+          DISTMOE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+          DISTMOE_CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+          group->barrier(std::chrono::seconds(60));
+          for (int replay = 0; replay < 3; ++replay) {
+            if (call.y.view().num_elements() > 0) {
+              DISTMOE_CUDA_CHECK(
+                  cudaMemsetAsync(call.y.buffer().data(), 0xFF, call.y.buffer().size(), stream));
+            }
+            DISTMOE_CUDA_CHECK(cudaGraphLaunch(executable, stream));
+            DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream));
+            context.check();
+            EXPECT_EQ(conformance::first_difference(eager, call.y_rows(), problem.shape.hidden_dim),
+                      "");
+          }
+          cudaGraphExecDestroy(executable);
+          cudaGraphDestroy(graph);
+          cudaStreamDestroy(stream);
+        });
   }
 }
 
@@ -265,24 +276,26 @@ ErrorCode code_of(const std::function<void()>& body) {
 }
 
 TEST_F(CudaForward, ABadIdFailsOnEveryRankAndTheNextCallWorks) {
-  const MoeProblem good = conformance::make_problem({100, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
+  const MoeProblem good =
+      conformance::make_problem({100, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
   MoeProblem bad = good;
   bad.ids[7] = 8;
   for (const Devices& devices : all_devices()) {
     const auto ranks = static_cast<int>(devices.size());
     const TokenCounts counts = conformance::even_split(100, ranks);
     std::vector<std::vector<BF16>> rows(devices.size());
-    on_every_rank(good, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator*) {
-      const RankCall bad_host = conformance::pack_rank(bad, {}, counts, context.rank());
-      DeviceCall bad_call(bad_host, devices[static_cast<std::size_t>(context.rank())]);
-      routed_experts(context, bad_call.input(), bad_call.weights(), bad_call.y.view());
-      EXPECT_EQ(code_of([&] { context.check(); }), ErrorCode::kInvalidArgument);
-      for (const BF16 value : bad_call.y_rows()) EXPECT_TRUE(std::isnan(to_float(value)));
-      EXPECT_NO_THROW(context.check());
-      routed_experts(context, call.input(), call.weights(), call.y.view());
-      context.check();
-      rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
-    });
+    on_every_rank(
+        good, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator*) {
+          const RankCall bad_host = conformance::pack_rank(bad, {}, counts, context.rank());
+          DeviceCall bad_call(bad_host, devices[static_cast<std::size_t>(context.rank())]);
+          routed_experts(context, bad_call.input(), bad_call.weights(), bad_call.y.view());
+          EXPECT_EQ(code_of([&] { context.check(); }), ErrorCode::kInvalidArgument);
+          for (const BF16 value : bad_call.y_rows()) EXPECT_TRUE(std::isnan(to_float(value)));
+          EXPECT_NO_THROW(context.check());
+          routed_experts(context, call.input(), call.weights(), call.y.view());
+          context.check();
+          rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
+        });
     std::vector<BF16> y;
     for (const auto& part : rows) y.insert(y.end(), part.begin(), part.end());
     EXPECT_EQ(conformance::first_violation(good, y), "");
@@ -311,7 +324,8 @@ TEST_F(CudaForward, ExceededCapacityFailsOnEveryRank) {
 }
 
 TEST_F(CudaForward, AContextAllocatesItsPlan) {
-  const MoeProblem problem = conformance::make_problem({64, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
+  const MoeProblem problem =
+      conformance::make_problem({64, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
   on_every_rank(problem, {0}, {64}, {}, [](Context& context, DeviceCall&, Communicator*) {
     EXPECT_EQ(context.allocated_bytes(), context.memory_plan().allocated_bytes);
   });

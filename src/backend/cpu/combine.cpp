@@ -12,7 +12,7 @@
 namespace distmoe::cpu {
 namespace {
 
-constexpr std::int64_t kCombineGrain = 16;     // tokens
+constexpr std::int64_t kCombineGrain = 16;      // tokens
 constexpr std::int64_t kColumnsAtATime = 1024;  // FP32 sums that stay in the first-level cache
 
 using ColumnSums = std::array<float, kColumnsAtATime>;
@@ -26,9 +26,9 @@ BF16* output_row(const TensorView& y, std::int64_t token) {
 /// per_route: one row a route. Rows of one expert that come from one source lie together.
 void CpuBackend::return_rows() {
   const std::size_t row_bytes = static_cast<std::size_t>(h3_.width) * sizeof(BF16);
-  const auto send = blocks_of(
-      memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
-      [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
+  const auto send =
+      blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
+                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
   const auto receive =
       blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size, row_bytes,
                 [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
@@ -53,24 +53,22 @@ void CpuBackend::return_partial_sums() {
   const std::size_t row_bytes = static_cast<std::size_t>(width) * sizeof(float);
   const auto send = blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
                               [&](int peer) { return routing_.tokens_from(peer); });
-  const auto receive =
-      blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size, row_bytes,
-                [&](int peer) { return routing_.tokens_to(peer); });
+  const auto receive = blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size,
+                                 row_bytes, [&](int peer) { return routing_.tokens_to(peer); });
   const float* score = memory_.buffer_of<float>(buffer_name::kScoreReceive).data();
   for (int source = 0; source < setup_.size; ++source) {
     if (source == setup_.rank) continue;
     auto* sums = reinterpret_cast<float*>(send[static_cast<std::size_t>(source)].data()) - width;
     std::int64_t last_token = -1;
-    routing_.for_each_local_route(
-        source, ids_[static_cast<std::size_t>(source)],
-        [&](std::int64_t token, std::int64_t, std::int64_t row) {
-          if (token != last_token) {
-            sums += width;
-            std::fill_n(sums, width, 0.0f);
-          }
-          last_token = token;
-          add_scaled(h3_.row(row), *score++, sums, width);
-        });
+    routing_.for_each_local_route(source, ids_[static_cast<std::size_t>(source)],
+                                  [&](std::int64_t token, std::int64_t, std::int64_t row) {
+                                    if (token != last_token) {
+                                      sums += width;
+                                      std::fill_n(sums, width, 0.0f);
+                                    }
+                                    last_token = token;
+                                    add_scaled(h3_.row(row), *score++, sums, width);
+                                  });
   }
   communicator().alltoallv(as_sent(send), receive, setup_.timeout);
 }
@@ -143,9 +141,8 @@ void CpuBackend::sum_ranks(const ForwardCall& call) {
         }
         if (!has_route) continue;
         const float* partial =
-            peer == setup_.rank
-                ? own_sums.data()
-                : returned + next[static_cast<std::size_t>(peer)]++ * width + begin;
+            peer == setup_.rank ? own_sums.data()
+                                : returned + next[static_cast<std::size_t>(peer)]++ * width + begin;
         add(partial, sums.data(), count);
       }
       round_with_bias(sums.data(), nullptr, output_row(call.y_TD, token) + begin, count);

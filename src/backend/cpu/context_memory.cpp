@@ -37,7 +37,8 @@ std::span<std::byte> ContextMemory::buffer(std::string_view name) const {
   for (const auto* list : {&plan_.communication_buffers, &plan_.metadata_buffers,
                            &plan_.control_buffers, &plan_.workspace_buffers}) {
     for (const PlanBuffer& candidate : *list) {
-      if (candidate.name == name) return {base_ + offset, static_cast<std::size_t>(candidate.bytes)};
+      if (candidate.name == name)
+        return {base_ + offset, static_cast<std::size_t>(candidate.bytes)};
       offset += candidate.bytes;
     }
   }

@@ -61,8 +61,9 @@ void CpuBackend::route(const ForwardCall& call) {
   const auto rows = routing_.rows_per_rank();
   const auto fullest = std::ranges::max_element(rows);
   DISTMOE_CHECK(*fullest <= capacity_rows_, kCapacityExceeded, "call ", call.index,
-                " routes more rows to rank ", fullest - rows.begin(), " than the memory plan has: ",
-                *fullest, " required, ", capacity_rows_, " available (this is rank ", setup_.rank,
+                " routes more rows to rank ", fullest - rows.begin(),
+                " than the memory plan has: ", *fullest, " required, ", capacity_rows_,
+                " available (this is rank ", setup_.rank,
                 "); a larger device_scratch_capacity_factor plans for more",
                 setup_.config.distinct_experts && has_duplicates(ids_, setup_.config.top_k)
                     ? "; a token names an expert twice, which distinct_experts = false plans for"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backend that is the specification: plain C++, one rank's steps of a forward call on the worker
-// threads of that rank. Each step has a file of its own.
+// The backend that is the specification: plain C++, one rank's steps of a forward call on the
+// worker threads of that rank. Each step has a file of its own.
 #pragma once
 
 #include <vector>
@@ -71,7 +71,7 @@ class CpuBackend final : public Backend {
   ContextMemory memory_;
   ThreadPool pool_;
   std::vector<Workspace> workspaces_;  ///< one a worker
-  std::int64_t capacity_rows_;  ///< rows that the plan has for a call, padding not counted
+  std::int64_t capacity_rows_;         ///< rows that the plan has for a call, padding not counted
 
   std::span<CallHeader> headers_;
   std::vector<RankIds> ids_;

@@ -23,9 +23,8 @@ void CpuBackend::exchange_rows(const ForwardCall& call) {
   const std::size_t row_bytes = static_cast<std::size_t>(setup_.config.hidden_dim) * sizeof(BF16);
   const auto send = blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
                               [&](int peer) { return routing_.tokens_to(peer); });
-  const auto receive =
-      blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size, row_bytes,
-                [&](int peer) { return routing_.tokens_from(peer); });
+  const auto receive = blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size,
+                                 row_bytes, [&](int peer) { return routing_.tokens_from(peer); });
 
   std::vector<std::byte*> next(static_cast<std::size_t>(setup_.size));
   std::ranges::transform(send, next.begin(), [](const auto& block) { return block.data(); });
@@ -46,14 +45,12 @@ void CpuBackend::exchange_rows(const ForwardCall& call) {
 }
 
 void CpuBackend::exchange_scores(const ForwardCall& call) {
-  const auto send = blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
-                              [&](int peer) {
-                                return peer == setup_.rank ? 0 : routing_.routes_to(peer);
-                              });
-  const auto receive = blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size,
-                                 sizeof(float), [&](int peer) {
-                                   return peer == setup_.rank ? 0 : routing_.routes_from(peer);
-                                 });
+  const auto send =
+      blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
+                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
+  const auto receive =
+      blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
+                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
   std::vector<float*> next;
   for (const auto& block : send) next.push_back(reinterpret_cast<float*>(block.data()));
   const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();

@@ -107,8 +107,8 @@ void Routing::count_tokens_to_peers(const RankIds& own) {
     for (std::int64_t k = 0; k < top_k_; ++k) {
       if (ids[k] < 0) continue;
       const int peer = owner(ids[k]);
-      const bool seen = std::any_of(
-          ids, ids + k, [&](std::int32_t id) { return id >= 0 && owner(id) == peer; });
+      const bool seen =
+          std::any_of(ids, ids + k, [&](std::int32_t id) { return id >= 0 && owner(id) == peer; });
       if (!seen && peer != rank_) ++tokens_to_[static_cast<std::size_t>(peer)];
     }
   }

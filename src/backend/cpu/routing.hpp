@@ -60,7 +60,9 @@ class Routing {
     return buffers_.received_row[static_cast<std::size_t>(row)];
   }
   /// Deduplicated tokens that arrive from `source`, and that this rank sends to `peer`.
-  std::int64_t tokens_from(int source) const { return tokens_from_[static_cast<std::size_t>(source)]; }
+  std::int64_t tokens_from(int source) const {
+    return tokens_from_[static_cast<std::size_t>(source)];
+  }
   std::int64_t tokens_to(int peer) const { return tokens_to_[static_cast<std::size_t>(peer)]; }
   /// Routes of this rank's tokens that rank `peer` computes.
   std::int64_t routes_to(int peer) const { return routes_to_[static_cast<std::size_t>(peer)]; }
@@ -68,15 +70,15 @@ class Routing {
   std::int64_t routes_from(int source) const {
     return routes_from_[static_cast<std::size_t>(source)];
   }
-  /// Where the result of route token * K + k is: a row of this rank where this rank computes it, else
-  /// a row of the combine block that the other ranks send (all peers one after the other, each in its
-  /// row order); -1 for a disabled route.
+  /// Where the result of route token * K + k is: a row of this rank where this rank computes it,
+  /// else a row of the combine block that the other ranks send (all peers one after the other, each
+  /// in its row order); -1 for a disabled route.
   std::int64_t row_of_route(std::int64_t route) const {
     return buffers_.row_of_route[static_cast<std::size_t>(route)];
   }
 
-  /// Calls visit(token, k, row) for every route of `source` that this rank computes, ordered by token,
-  /// then k. `ids` are the source's. Call after count() and the start of order().
+  /// Calls visit(token, k, row) for every route of `source` that this rank computes, ordered by
+  /// token, then k. `ids` are the source's. Call after count() and the start of order().
   template <typename Visit>
   void for_each_local_route(int source, const RankIds& ids, const Visit& visit) const {
     std::vector<std::int64_t> next(static_cast<std::size_t>(num_local_));

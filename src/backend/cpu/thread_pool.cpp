@@ -44,12 +44,10 @@ void ThreadPool::run(std::int64_t num_tasks, const Task& task) {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void ThreadPool::run_ranges(
-    std::int64_t num_items, std::int64_t grain,
-    const std::function<void(std::int64_t begin, std::int64_t end)>& body) {
-  run(ceil_div(num_items, grain), [&](std::int64_t task, int) {
-    body(task * grain, std::min(num_items, (task + 1) * grain));
-  });
+void ThreadPool::run_ranges(std::int64_t num_items, std::int64_t grain,
+                            const std::function<void(std::int64_t begin, std::int64_t end)>& body) {
+  run(ceil_div(num_items, grain),
+      [&](std::int64_t task, int) { body(task * grain, std::min(num_items, (task + 1) * grain)); });
 }
 
 void ThreadPool::work(int worker) {

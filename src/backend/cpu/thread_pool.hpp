@@ -25,8 +25,8 @@ class ThreadPool {
 
   int num_threads() const noexcept { return static_cast<int>(workers_.size()) + 1; }
 
-  /// Runs task(i, worker) for i in [0, num_tasks) and returns when all are done. The first exception
-  /// of a task is rethrown; tasks that had not started by then are skipped.
+  /// Runs task(i, worker) for i in [0, num_tasks) and returns when all are done. The first
+  /// exception of a task is rethrown; tasks that had not started by then are skipped.
   void run(std::int64_t num_tasks, const Task& task);
 
   /// Cuts [0, num_items) into ranges of `grain` items and runs body(begin, end) on each.

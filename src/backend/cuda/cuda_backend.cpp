@@ -96,8 +96,7 @@ std::int64_t expert_stride(std::int64_t stride, std::int64_t row_stride, std::in
 
 CudaBackend::CudaBackend(BackendSetup setup)
     : setup_(check_device(std::move(setup))),
-      memory_(setup_.plan,
-              setup_.communicator ? setup_.communicator->symmetric_memory() : nullptr),
+      memory_(setup_.plan, setup_.communicator ? setup_.communicator->symmetric_memory() : nullptr),
       peers_(map_peer_windows(setup_, memory_)),
       encode_(find_encode_tiled()),
       num_blocks_(persistent_blocks(setup_, peers_.ranks_on_device)),
@@ -134,15 +133,15 @@ std::uint64_t CudaBackend::timeout_ns() const {
 
 void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
   if (setup_.size == 1) return;
-  DISTMOE_CUDA_CHECK(launch_peer_barrier(
-      {.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-       .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
-       .rank = setup_.rank,
-       .num_ranks = setup_.size,
-       .barrier = barrier,
-       .timeout_ns = timeout_ns()},
-      stream));
+  DISTMOE_CUDA_CHECK(
+      launch_peer_barrier({.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+                           .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                           .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
+                           .rank = setup_.rank,
+                           .num_ranks = setup_.size,
+                           .barrier = barrier,
+                           .timeout_ns = timeout_ns()},
+                          stream));
 }
 
 void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
@@ -229,23 +228,23 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
                .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
                .buffer = gather_buffer_,
                .buffer_stride_bytes = setup_.config.hidden_dim * 2,
-               .num_pullers =
-                   setup_.size > 1 ? std::min(kPullingClusters, num_blocks_ / 2) : 0};
+               .num_pullers = setup_.size > 1 ? std::min(kPullingClusters, num_blocks_ / 2) : 0};
   args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
                  .alpha = static_cast<float>(setup_.config.swiglu_alpha),
                  .limit = static_cast<float>(setup_.config.swiglu_limit)};
   args.m = static_cast<std::int32_t>(2 * setup_.config.intermediate_dim);
   args.k = static_cast<std::int32_t>(setup_.config.hidden_dim);
   CUtensorMap map;
-  const W13Layout layout{.gate = experts.gate,
-                         .row_stride = experts.w13_row_stride,
-                         .half_stride = experts.up - experts.gate,
-                         .expert_stride =
-                             expert_stride(experts.w13_expert_stride, experts.w13_row_stride,
-                                           2 * setup_.config.intermediate_dim)};
+  const W13Layout layout{
+      .gate = experts.gate,
+      .row_stride = experts.w13_row_stride,
+      .half_stride = experts.up - experts.gate,
+      .expert_stride = expert_stride(experts.w13_expert_stride, experts.w13_row_stride,
+                                     2 * setup_.config.intermediate_dim)};
   DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
                              setup_.config.hidden_dim, &map),
-                kUnsupported, "w13 cannot be read by the tensor memory accelerator: its address and ",
+                kUnsupported,
+                "w13 cannot be read by the tensor memory accelerator: its address and ",
                 "strides must be multiples of 16 bytes");
   DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, num_blocks_, stream_of(call)));
 }
@@ -262,14 +261,15 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
     args.m = static_cast<std::int32_t>(setup_.config.hidden_dim);
     args.k = static_cast<std::int32_t>(setup_.config.intermediate_dim);
     CUtensorMap map;
-    const W2Layout layout{.data = call.experts.w2,
-                          .row_stride = call.experts.w2_row_stride,
-                          .expert_stride = expert_stride(call.experts.w2_expert_stride,
-                                                         call.experts.w2_row_stride,
-                                                         setup_.config.hidden_dim)};
+    const W2Layout layout{
+        .data = call.experts.w2,
+        .row_stride = call.experts.w2_row_stride,
+        .expert_stride = expert_stride(call.experts.w2_expert_stride, call.experts.w2_row_stride,
+                                       setup_.config.hidden_dim)};
     DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
                               setup_.config.intermediate_dim, &map),
-                  kUnsupported, "w2 cannot be read by the tensor memory accelerator: its address and ",
+                  kUnsupported,
+                  "w2 cannot be read by the tensor memory accelerator: its address and ",
                   "strides must be multiples of 16 bytes");
     DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, num_blocks_, stream_of(call)));
   }
@@ -300,9 +300,7 @@ void CudaBackend::combine(const ForwardCall& call) {
   }
 }
 
-void CudaBackend::wait_for_calls() {
-  DISTMOE_CUDA_CHECK(cudaEventSynchronize(last_call_done_));
-}
+void CudaBackend::wait_for_calls() { DISTMOE_CUDA_CHECK(cudaEventSynchronize(last_call_done_)); }
 
 void CudaBackend::copy_from_device(void* out, const void* source, std::size_t bytes) {
   DISTMOE_CUDA_CHECK(cudaMemcpyAsync(out, source, bytes, cudaMemcpyDeviceToHost, own_stream_));

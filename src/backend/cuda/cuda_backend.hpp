@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's steps of a forward call on a Hopper GPU. Every step enqueues a fixed sequence of launches
-// and returns; what depends on the routing stays on the device (call_frame.hpp).
+// One rank's steps of a forward call on a Hopper GPU. Every step enqueues a fixed sequence of
+// launches and returns; what depends on the routing stays on the device (call_frame.hpp).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -6,7 +6,8 @@
 namespace distmoe::cuda {
 
 void check(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) [[likely]] return;
+  if (error == cudaSuccess) [[likely]]
+    return;
   const ErrorCode code =
       error == cudaErrorMemoryAllocation ? ErrorCode::kOutOfMemory : ErrorCode::kDeviceFault;
   throw_error(code, concat("CUDA: ", cudaGetErrorString(error), " (", cudaGetErrorName(error),

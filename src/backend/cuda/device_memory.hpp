@@ -11,9 +11,9 @@
 
 namespace distmoe::cuda {
 
-/// The memory of a context on a device, exactly plan.allocated_bytes, cut into the regions of the plan:
-/// the communication buffers in one allocation, which peers may address, the rest in another. All of
-/// it is zero at first. The device is current in every call.
+/// The memory of a context on a device, exactly plan.allocated_bytes, cut into the regions of the
+/// plan: the communication buffers in one allocation, which peers may address, the rest in another.
+/// All of it is zero at first. The device is current in every call.
 class DeviceMemory {
  public:
   /// `symmetric` gives the communication buffers where it is not null (collective).

@@ -8,11 +8,11 @@ namespace distmoe::cuda {
 void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup& setup) {
   switch (fault.kind) {
     case FaultKind::kBadExpertId:
-      throw_error(ErrorCode::kInvalidArgument,
-                  concat("call ", call, ": topk_ids[", fault.index / setup.config.top_k, ", ",
-                         fault.index % setup.config.top_k, "] of rank ", fault.rank, " is ",
-                         fault.actual, "; legal are 0 to ", fault.expected - 1,
-                         ", and -1 for no expert"));
+      throw_error(
+          ErrorCode::kInvalidArgument,
+          concat("call ", call, ": topk_ids[", fault.index / setup.config.top_k, ", ",
+                 fault.index % setup.config.top_k, "] of rank ", fault.rank, " is ", fault.actual,
+                 "; legal are 0 to ", fault.expected - 1, ", and -1 for no expert"));
     case FaultKind::kCapacityExceeded:
       throw_error(ErrorCode::kCapacityExceeded,
                   concat("call ", call, " routes more rows to rank ", fault.rank,
@@ -25,12 +25,14 @@ void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup
                   concat("call ", call, ": rank ", fault.rank, " did not arrive within ",
                          setup.timeout.count(), " ms (this is rank ", setup.rank, ")"));
     case FaultKind::kGatherTimeout:
-      throw_error(ErrorCode::kDeviceFault,
-                  concat("call ", call, ": rows of gather chunk ", fault.index, " did not arrive on rank ",
-                         setup.rank, " within ", setup.timeout.count(), " ms"));
+      throw_error(
+          ErrorCode::kDeviceFault,
+          concat("call ", call, ": rows of gather chunk ", fault.index, " did not arrive on rank ",
+                 setup.rank, " within ", setup.timeout.count(), " ms"));
     case FaultKind::kRefusedByPeer:
-      throw_error(ErrorCode::kInvalidArgument, concat("rank ", fault.rank, " refused its arguments of call ",
-                                                      call, " (this is rank ", setup.rank, ")"));
+      throw_error(ErrorCode::kInvalidArgument,
+                  concat("rank ", fault.rank, " refused its arguments of call ", call,
+                         " (this is rank ", setup.rank, ")"));
     case FaultKind::kNone: break;
   }
   throw_error(ErrorCode::kInternal, concat("unknown fault ", static_cast<int>(fault.kind)));

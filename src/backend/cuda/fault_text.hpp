@@ -9,6 +9,7 @@
 namespace distmoe::cuda {
 
 /// Throws what a fault record of the device means, in words.
-[[noreturn]] void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup& setup);
+[[noreturn]] void throw_fault(const FaultRecord& fault, std::int64_t call,
+                              const BackendSetup& setup);
 
 }  // namespace distmoe::cuda

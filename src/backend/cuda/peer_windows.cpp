@@ -59,9 +59,9 @@ PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) 
       base = symmetric == nullptr ? 0
                                   : reinterpret_cast<std::uint64_t>(symmetric->peer_pointer(
                                         memory.windows(), static_cast<int>(rank)));
-      DISTMOE_CHECK(base != 0, kUnsupported, "rank ", setup.rank, " cannot address the memory of rank ",
-                    rank, " in another process: the ", setup.communicator->name(),
-                    " engine has no symmetric memory that reaches it");
+      DISTMOE_CHECK(base != 0, kUnsupported, "rank ", setup.rank,
+                    " cannot address the memory of rank ", rank, " in another process: the ",
+                    setup.communicator->name(), " engine has no symmetric memory that reaches it");
     }
     map.windows.push_back({.x = base + offset(buffer_name::kDispatchWindow),
                            .ids = base + offset(buffer_name::kIdWindow),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank makes visible to its peers, and where each rank finds the windows of all. Shared by host
-// and device.
+// What a rank makes visible to its peers, and where each rank finds the windows of all. Shared by
+// host and device.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One block a token; a thread owns 8 columns at a time. The product and the sum each round once, as the
-// CPU's do.
+// One block a token; a thread owns 8 columns at a time. The product and the sum each round once, as
+// the CPU's do.
 #include <cuda_bf16.h>
 
 #include "backend/cuda/kernels/combine.hpp"
@@ -53,7 +53,8 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
   const bool failed = args.frame->failed != 0;
   auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
   const int num_vectors = args.hidden_dim / kColumns;
-  const auto* rows = reinterpret_cast<const uint4*>(args.results) + token * args.top_k * num_vectors;
+  const auto* rows =
+      reinterpret_cast<const uint4*>(args.results) + token * args.top_k * num_vectors;
   for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors; vector += kThreads) {
     if (failed) {
       y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};

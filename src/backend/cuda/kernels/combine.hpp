@@ -25,8 +25,8 @@ struct CombineArgs {
   std::int64_t y_stride_bytes = 0;
 };
 
-/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out. Of a
-/// failed call y becomes NaN, and its fault the state's first one where none is kept yet.
+/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out. Of
+/// a failed call y becomes NaN, and its fault the state's first one where none is kept yet.
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream);
 
 }  // namespace distmoe::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One flag word per (peer, barrier) in each rank's window, monotone epochs that are kept on the device.
-// A thread serves one peer: it stores this rank's epoch into the peer's window with system-scope
-// release, then waits, bounded by the global timer, for the peer's epoch with acquire. A peer that does
-// not come leaves a fault record; the rest of the call then computes nothing.
+// One flag word per (peer, barrier) in each rank's window, monotone epochs that are kept on the
+// device. A thread serves one peer: it stores this rank's epoch into the peer's window with
+// system-scope release, then waits, bounded by the global timer, for the peer's epoch with acquire.
+// A peer that does not come leaves a fault record; the rest of the call then computes nothing.
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/ptx/flag.cuh"
 

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Routing in three passes over chunks of 256 tokens of one source rank. Chunks are numbered by source,
-// then token, so that rows before a chunk are rows of lower sources and earlier tokens.
+// Routing in three passes over chunks of 256 tokens of one source rank. Chunks are numbered by
+// source, then token, so that rows before a chunk are rows of lower sources and earlier tokens.
 //
-//   count    chunk_counts[chunk, e] = routes of the chunk to expert e (all E, so that every rank knows
+//   count    chunk_counts[chunk, e] = routes of the chunk to expert e (all E, so that every rank
+//   knows
 //            every rank's load); chunk_tokens[chunk] = tokens that this rank must gather
-//   scan     one block: counts become rows before the chunk; row totals, faults, expert_begin, groups
-//   place    every route of this rank's experts finds its row: expert_begin + rows before the chunk +
+//   scan     one block: counts become rows before the chunk; row totals, faults, expert_begin,
+//   groups place    every route of this rank's experts finds its row: expert_begin + rows before
+//   the chunk +
 //            rows before it in the chunk, counted per warp in route order with match_any
 //
 // Nothing depends on timing: the only atomics are commutative counts.
@@ -38,8 +40,7 @@ struct Chunk {
                     kRouteChunkTokens) {
     const std::uint64_t window = args.windows[source].ids;
     const std::int64_t left = published_header(window)->num_tokens - first_token;
-    num_tokens = static_cast<int>(min(max(left, std::int64_t{0}),
-                                      std::int64_t{kRouteChunkTokens}));
+    num_tokens = static_cast<int>(min(max(left, std::int64_t{0}), std::int64_t{kRouteChunkTokens}));
     ids = published_ids(window) + first_token * args.top_k;
   }
 };
@@ -80,8 +81,7 @@ __global__ void count(const __grid_constant__ RouteArgs args) {
     const std::int32_t id = chunk.ids[route];
     if (id >= 0) atomicAdd(&counts[id], 1);
   }
-  const bool gathers =
-      chunk.source != args.rank && is_wanted(args, chunk, LocalExperts(args));
+  const bool gathers = chunk.source != args.rank && is_wanted(args, chunk, LocalExperts(args));
   const int gathered = __syncthreads_count(gathers);
   std::int32_t* out = args.chunk_counts + static_cast<std::int64_t>(blockIdx.x) * args.num_experts;
   for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
@@ -130,8 +130,8 @@ __device__ void scan_chunks(const RouteArgs& args) {
     std::int32_t before = 0;
 #pragma unroll 8
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
-      std::int32_t* cell = &args.chunk_counts[static_cast<std::int64_t>(chunk) * args.num_experts +
-                                              expert];
+      std::int32_t* cell =
+          &args.chunk_counts[static_cast<std::int64_t>(chunk) * args.num_experts + expert];
       const std::int32_t rows = *cell;
       *cell = before;
       before += rows;
@@ -152,7 +152,8 @@ __device__ void sum_ranks(const RouteArgs& args) {
 
 using ScanOf32 = cub::BlockScan<std::int32_t, kScanThreads>;
 
-/// Exclusive sums of value(i), i < count, handed to store(i, sum); returns the total to all threads.
+/// Exclusive sums of value(i), i < count, handed to store(i, sum); returns the total to all
+/// threads.
 template <typename Value, typename Store>
 __device__ std::int32_t block_scan(ScanOf32::TempStorage& storage, int count, const Value& value,
                                    const Store& store) {
@@ -170,8 +171,8 @@ __device__ std::int32_t block_scan(ScanOf32::TempStorage& storage, int count, co
   return before;
 }
 
-/// Rows [begin, end) of one expert: of this rank's own tokens (part 0), of lower ranks' (1), of higher
-/// ranks' (2). Own rows come first, because they need not wait for a link.
+/// Rows [begin, end) of one expert: of this rank's own tokens (part 0), of lower ranks' (1), of
+/// higher ranks' (2). Own rows come first, because they need not wait for a link.
 struct ExpertPart {
   int expert;
   std::int32_t begin;
@@ -204,16 +205,19 @@ __device__ void list_groups(const RouteArgs& args, const LocalExperts& local,
   __shared__ std::int32_t num_pairs_shared;
   // First the places of the non-empty groups, then, in a second scan, the pairs before each.
   const std::int32_t num_groups = block_scan(
-      storage, num_parts,
-      [&](int i) { return ExpertPart(args, local, i).rows > 0 ? 1 : 0; },
+      storage, num_parts, [&](int i) { return ExpertPart(args, local, i).rows > 0 ? 1 : 0; },
       [&](int i, std::int32_t place) {
         const ExpertPart part(args, local, i);
         if (part.rows == 0) return;
         const TokenTiling tiling = token_tiling(part.rows);
-        args.groups[place] = {part.expert,       part.begin,
-                              part.rows,         0,
-                              tiling.num_pairs,  tiling.rows_per_tile,
-                              i < local.count ? 0 : 1, 0};
+        args.groups[place] = {part.expert,
+                              part.begin,
+                              part.rows,
+                              0,
+                              tiling.num_pairs,
+                              tiling.rows_per_tile,
+                              i < local.count ? 0 : 1,
+                              0};
       });
   const std::int32_t num_pairs = block_scan(
       storage, num_groups, [&](int i) { return args.groups[i].num_pairs; },
@@ -243,8 +247,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Rou
       [&](int i) { return static_cast<std::int32_t>(args.rows_per_expert[local.first + i]); },
       [&](int i, std::int32_t before) { args.expert_begin[i] = before; });
   const std::int32_t num_gathered = block_scan(
-      storage, args.num_ranks * args.chunks_per_rank,
-      [&](int i) { return args.chunk_tokens[i]; },
+      storage, args.num_ranks * args.chunks_per_rank, [&](int i) { return args.chunk_tokens[i]; },
       [&](int i, std::int32_t before) { args.chunk_tokens[i] = before; });
   if (threadIdx.x == 0) {
     args.expert_begin[local.count] = num_rows;
@@ -255,7 +258,8 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Rou
   list_groups(args, local, storage);
 }
 
-/// What place() keeps in shared memory: rows of each local expert before each warp's part of the chunk.
+/// What place() keeps in shared memory: rows of each local expert before each warp's part of the
+/// chunk.
 struct PlaceCounts {
   std::uint16_t* before;  ///< [kWarps, L]
   int num_local;
@@ -289,8 +293,7 @@ __device__ void count_per_warp(const Chunk& chunk, const LocalExperts& local, in
     const int expert = route < part.end ? local.index(chunk.ids[route]) : -1;
     const unsigned same = __match_any_sync(~0u, expert);
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
-      counts.at(warp, expert) =
-          static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
+      counts.at(warp, expert) = static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
     }
     __syncwarp();
   }
@@ -355,15 +358,14 @@ __global__ void place(const __grid_constant__ RouteArgs args) {
     const unsigned same = __match_any_sync(~0u, expert);
     if (expert >= 0) {
       const int rank_in_warp = __popc(same & ((1u << lane) - 1));
-      const std::int32_t row = args.expert_begin[expert] + before_chunk[expert] +
-                               counts.at(warp, expert) + rank_in_warp;
+      const std::int32_t row =
+          args.expert_begin[expert] + before_chunk[expert] + counts.at(warp, expert) + rank_in_warp;
       store_row(args, chunk, route, row,
                 chunk.source == args.rank ? -1 : gather_rows[route / args.top_k]);
     }
     __syncwarp();
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
-      counts.at(warp, expert) =
-          static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
+      counts.at(warp, expert) = static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
     }
     __syncwarp();
   }

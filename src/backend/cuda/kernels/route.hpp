@@ -21,10 +21,10 @@ struct RouteArgs {
   TileGroup* groups = nullptr;           ///< [max_tile_groups(L, P)]
   const PeerWindows* windows = nullptr;  ///< [P]
   // Scratch of the three passes.
-  std::int32_t* chunk_counts = nullptr;   ///< [P * chunks, E] rows, then rows before the chunk
-  std::int32_t* chunk_tokens = nullptr;   ///< [P * chunks] gathered tokens, then those before
-  std::int32_t* expert_begin = nullptr;   ///< [L + 1]
-  std::int64_t* rows_per_rank = nullptr;  ///< [P]
+  std::int32_t* chunk_counts = nullptr;     ///< [P * chunks, E] rows, then rows before the chunk
+  std::int32_t* chunk_tokens = nullptr;     ///< [P * chunks] gathered tokens, then those before
+  std::int32_t* expert_begin = nullptr;     ///< [L + 1]
+  std::int64_t* rows_per_rank = nullptr;    ///< [P]
   std::int64_t* rows_per_expert = nullptr;  ///< [E]
   // Results, one entry a row of this rank.
   RowOrigin* row_origin = nullptr;
@@ -48,9 +48,9 @@ struct RouteArgs {
 /// Once per device, outside of captures: lets the kernels use the shared memory that they need.
 cudaError_t prepare_route();
 
-/// Orders the routed rows by local expert, source rank, token, k (the CPU's order, bit by bit), finds
-/// bad ids and exceeded capacity (equally on every rank) and fills the frame. Call after the barrier
-/// PeerBarrier::kPublished.
+/// Orders the routed rows by local expert, source rank, token, k (the CPU's order, bit by bit),
+/// finds bad ids and exceeded capacity (equally on every rank) and fills the frame. Call after the
+/// barrier PeerBarrier::kPublished.
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream);
 
 }  // namespace distmoe::cuda

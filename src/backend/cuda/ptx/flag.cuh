@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Flags in global memory between blocks of one device or of several, and the clock that bounds waits for them.
+// Flags in global memory between blocks of one device or of several, and the clock that bounds
+// waits for them.
 #pragma once
 
 #include <cuda/ptx>
