@@ -61,7 +61,8 @@ std::vector<std::int32_t> random_ids(std::int64_t tokens, std::int64_t experts, 
   return ids;
 }
 
-double run_rank(const Shape& shape, std::int64_t tokens, std::shared_ptr<Communicator> group) {
+double run_rank(const Shape& shape, std::int64_t tokens,
+                const std::shared_ptr<Communicator>& group) {
   const int rank = group->rank();
   const std::int64_t experts = shape.experts_per_rank_1 * (shape.experts_scale ? group->size() : 1);
   cudaSetDevice(rank);
@@ -105,9 +106,9 @@ double run_rank(const Shape& shape, std::int64_t tokens, std::shared_ptr<Communi
   std::vector<cudaEvent_t> events(2 * kRounds);
   for (cudaEvent_t& event : events) cudaEventCreate(&event);
   for (int i = -kWarmUp; i < kRounds; ++i) {
-    if (i >= 0) cudaEventRecord(events[static_cast<std::size_t>(2 * i)], stream);
+    if (i >= 0) cudaEventRecord(events[2 * static_cast<std::size_t>(i)], stream);
     routed_experts(context, input, weights, out, {.stream = stream});
-    if (i >= 0) cudaEventRecord(events[static_cast<std::size_t>(2 * i + 1)], stream);
+    if (i >= 0) cudaEventRecord(events[2 * static_cast<std::size_t>(i) + 1], stream);
   }
   context.check();
   std::vector<float> ms(kRounds);
@@ -127,7 +128,7 @@ int run(int argc, char** argv) {
     for (int i = 2; i < argc; ++i) {
       const std::int64_t tokens = std::atoll(argv[i]);
       std::vector<double> ms(static_cast<std::size_t>(ranks));
-      run_thread_group(ranks, [&](std::shared_ptr<Communicator> group) {
+      run_thread_group(ranks, [&](const std::shared_ptr<Communicator>& group) {
         ms[static_cast<std::size_t>(group->rank())] = run_rank(shape, tokens, group);
       });
       const double slowest = *std::ranges::max_element(ms);

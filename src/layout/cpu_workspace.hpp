@@ -37,6 +37,7 @@ struct CpuWorkspaceLayout {
     constexpr std::int64_t kFloatBytes = sizeof(float);
     tile = take(kCpuTileColumns * kCpuRowBlock * kFloatBytes);
     bias = take(kCpuTileColumns * kFloatBytes);
+    // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): in the order of memory
     library_scratch = take(kCpuLibraryScratchBytes);
     widened_rows = take(checked_mul(depth, kCpuWidenedRows * kFloatBytes));
     widened_columns = take(checked_mul(depth, kCpuWidenedColumns * kFloatBytes));

@@ -70,6 +70,7 @@ std::vector<CreationRecord> exchange(Communicator* communicator, const CreationR
 
 void agree(const std::vector<CreationRecord>& all, int rank, const std::optional<Error>& error) {
   std::vector<Refusal> refusals;
+  refusals.reserve(all.size());
   for (const CreationRecord& record : all) refusals.push_back(record.refusal);
   throw_if_refused(refusals, rank, error, "to create a context");
 }

@@ -97,16 +97,17 @@ void on_every_rank(const MoeProblem& problem, const Devices& devices, const Toke
   Config config = conformance::config_of(problem, cuda_case(devices), form, max_tokens);
   config.timeout = std::chrono::seconds(20);
   if (adjust) adjust(config);
-  run_thread_group(static_cast<int>(devices.size()), [&](std::shared_ptr<Communicator> group) {
-    const int rank = group->rank();
-    const int device = devices[static_cast<std::size_t>(rank)];
-    Context context =
-        Context::create(config, group, {.backend = BackendKind::kCuda, .device = device});
-    const RankCall host = conformance::pack_rank(problem, form, counts, rank);
-    DeviceCall call(host, device);
-    body(context, call, group.get());
-    group->barrier(std::chrono::seconds(60));
-  });
+  run_thread_group(
+      static_cast<int>(devices.size()), [&](const std::shared_ptr<Communicator>& group) {
+        const int rank = group->rank();
+        const int device = devices[static_cast<std::size_t>(rank)];
+        Context context =
+            Context::create(config, group, {.backend = BackendKind::kCuda, .device = device});
+        const RankCall host = conformance::pack_rank(problem, form, counts, rank);
+        DeviceCall call(host, device);
+        body(context, call, group.get());
+        group->barrier(std::chrono::seconds(60));
+      });
 }
 
 std::vector<BF16> run_cuda(const MoeProblem& problem, const Devices& devices,
@@ -192,7 +193,7 @@ TEST_F(CudaForward, RowsPerRankAndExpertAreThoseOfTheCpu) {
     const Config config =
         conformance::config_of(problem, cpu, {}, *std::ranges::max_element(counts));
     std::mutex mutex;
-    run_thread_group(ranks, [&](std::shared_ptr<Communicator> group) {
+    run_thread_group(ranks, [&](const std::shared_ptr<Communicator>& group) {
       Context context = conformance::make_context(config, cpu, group);
       RankCall call = conformance::pack_rank(problem, {}, counts, group->rank());
       routed_experts(context, call.input, call.weights, call.y_view());

@@ -52,6 +52,7 @@ void CpuBackend::exchange_scores(const ForwardCall& call) {
       blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
                 [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
   std::vector<float*> next;
+  next.reserve(send.size());
   for (const auto& block : send) next.push_back(reinterpret_cast<float*>(block.data()));
   const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
   const RankIds& own = ids_[static_cast<std::size_t>(setup_.rank)];

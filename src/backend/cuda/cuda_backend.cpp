@@ -105,6 +105,7 @@ CudaBackend::CudaBackend(BackendSetup setup)
       rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
   const LayerBytes<> bytes{layer_dims(setup_.config)};
   const LayerRegions regions = bytes.scratch_regions(capacity_rows_);
+  // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): follows from the regions
   gather_buffer_ = reinterpret_cast<std::uint64_t>(memory_.scratch());
   h2_ = gather_buffer_ + static_cast<std::uint64_t>(regions.x + regions.h1);
   DISTMOE_CUDA_CHECK(cudaMemcpy(memory_.buffer(buffer_name::kPeerWindows), peers_.windows.data(),

@@ -20,6 +20,8 @@ class CudaBackend final : public Backend {
  public:
   explicit CudaBackend(BackendSetup setup);
   ~CudaBackend() override;
+  CudaBackend(const CudaBackend&) = delete;
+  CudaBackend& operator=(const CudaBackend&) = delete;
 
   void publish(const ForwardCall& call, const std::optional<Error>& refusal) override;
   void route(const ForwardCall& call) override;

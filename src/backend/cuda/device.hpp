@@ -29,6 +29,8 @@ class DeviceBuffer {
   DeviceBuffer() = default;
   DeviceBuffer(std::size_t bytes, int device);
   ~DeviceBuffer();
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept;
 

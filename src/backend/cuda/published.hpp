@@ -34,11 +34,14 @@ struct PeerWindows {
 enum class PeerBarrier : std::int32_t { kPublished = 0, kResultsStored = 1 };
 inline constexpr int kNumBarriers = 2;
 
+// Addresses of peers' memory travel as integers.
+// NOLINTBEGIN(performance-no-int-to-ptr)
 DISTMOE_HOST_DEVICE inline const std::int32_t* published_ids(std::uint64_t ids_window) {
   return reinterpret_cast<const std::int32_t*>(ids_window + sizeof(PublishedHeader));
 }
 DISTMOE_HOST_DEVICE inline const PublishedHeader* published_header(std::uint64_t ids_window) {
   return reinterpret_cast<const PublishedHeader*>(ids_window);
 }
+// NOLINTEND(performance-no-int-to-ptr)
 
 }  // namespace distmoe::cuda
