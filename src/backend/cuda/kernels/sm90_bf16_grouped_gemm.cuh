@@ -14,7 +14,7 @@
 //   tokens    R rows of k     through addresses (or base + stride)
 //   result    R rows          through addresses (or base + stride); peers' memory too
 //
-// A tile is 256 weight rows x up to 160 token rows, a multiple of eight; a cluster
+// A tile is 256 weight rows x up to 152 token rows, a multiple of eight; a cluster
 // of two blocks computes two neighbouring token tiles and shares the weights: each block loads half
 // of them for both. Roles of a block of 384 threads:
 //   warp 0        weights by TMA; in the leading block also draws tiles for the cluster
@@ -205,12 +205,12 @@ class ResultRows {
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
       const int row = self.thread + i * kWarpgroupThreads;
-      if (row < kMaxTokensPerTile) shared.result_row[self.warpgroup][row] = address_[i];
+      if (row < kResultRows) shared.result_row[self.warpgroup][row] = address_[i];
     }
   }
 
  private:
-  static constexpr int kPerThread = (kMaxTokensPerTile + kWarpgroupThreads - 1) / kWarpgroupThreads;
+  static constexpr int kPerThread = (kResultRows + kWarpgroupThreads - 1) / kWarpgroupThreads;
   std::uint64_t address_[kPerThread];
 };
 

@@ -87,9 +87,6 @@ struct Wgmma;
   DISTMOE_OUT_16(d, 0), DISTMOE_OUT_16(d, 16), DISTMOE_OUT_16(d, 32), DISTMOE_OUT_16(d, 48), \
       DISTMOE_OUT_4(d, 64), DISTMOE_OUT_4(d, 68), DISTMOE_OUT_4(d, 72)
 #define DISTMOE_REGS_80 DISTMOE_REGS_76 ", %76, %77, %78, %79"
-#define DISTMOE_OUTS_80(d)                                                                   \
-  DISTMOE_OUT_16(d, 0), DISTMOE_OUT_16(d, 16), DISTMOE_OUT_16(d, 32), DISTMOE_OUT_16(d, 48), \
-      DISTMOE_OUT_16(d, 64)
 
 #define DISTMOE_WGMMA(N, R, A, B)                                                                 \
   template <>                                                                                     \
@@ -118,7 +115,6 @@ DISTMOE_WGMMA(128, 64, 64, 65);
 DISTMOE_WGMMA(136, 68, 68, 69);
 DISTMOE_WGMMA(144, 72, 72, 73);
 DISTMOE_WGMMA(152, 76, 76, 77);
-DISTMOE_WGMMA(160, 80, 80, 81);
 
 #undef DISTMOE_WGMMA
 #undef DISTMOE_OUTS_4
@@ -153,8 +149,6 @@ DISTMOE_WGMMA(160, 80, 80, 81);
 #undef DISTMOE_REGS_72
 #undef DISTMOE_OUTS_76
 #undef DISTMOE_REGS_76
-#undef DISTMOE_OUTS_80
-#undef DISTMOE_REGS_80
 #undef DISTMOE_OUT_16
 #undef DISTMOE_OUT_4
 

@@ -26,6 +26,8 @@ inline constexpr int kRowBytes = kStageK * 2;
 inline constexpr int kStages = 4;
 inline constexpr int kWeightStageBytes = kWeightRows * kRowBytes;
 inline constexpr int kTokenStageBytes = kMaxTokensPerTile * kRowBytes;
+/// Rows that the passes of an epilogue look at: whole passes of up to 32.
+inline constexpr int kResultRows = (kMaxTokensPerTile + 31) / 32 * 32;
 inline constexpr int kStagingBytes = 4096;  ///< of one epilogue pass of a warpgroup
 inline constexpr int kWorkSlots = 4;
 
@@ -44,7 +46,7 @@ struct GemmStorage {
   alignas(1024) std::uint8_t weights[kStages][kWeightStageBytes];
   alignas(1024) std::uint8_t tokens[kStages][kTokenStageBytes];
   alignas(128) std::uint8_t staging[kConsumerWarpgroups][2][kStagingBytes];
-  std::uint64_t result_row[kConsumerWarpgroups][kMaxTokensPerTile];  ///< 0: not stored
+  std::uint64_t result_row[kConsumerWarpgroups][kResultRows];  ///< 0: not stored
   TileWork work[kWorkSlots];
   std::uint64_t full[kStages];
   std::uint64_t empty[kStages];

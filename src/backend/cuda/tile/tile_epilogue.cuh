@@ -166,25 +166,53 @@ struct RowEpilogue {
   }
 };
 
-/// Stores the staged rows of a pass, 16 bytes a thread; `width` is the output's number of columns.
-template <typename Epilogue, int kN>
-__device__ __forceinline__ void store_rows(std::uint32_t staging, const std::uint64_t* result_row,
-                                           int first_token, int column, int width, int thread) {
-  constexpr int kChunks = Epilogue::kColumns / 8;
-  constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int index = thread + step * kWarpgroupThreads;
-    const int token = index / kChunks;
-    const int chunk = index % kChunks;
-    if (first_token + token >= kN || column + chunk * 8 >= width) continue;
-    const std::uint64_t row = result_row[first_token + token];
-    if (row == 0) continue;
-    const std::uint32_t swizzled = (chunk ^ (token & 7)) << 4;
-    *reinterpret_cast<uint4*>(row + (column + chunk * 8) * 2) =
-        ptx::load_shared_16(staging + token * Epilogue::kColumns * 2 + swizzled);
+/// What a thread stores of every pass: 16 bytes of kSteps rows. Addresses and data are read apart
+/// from the stores, so that their latencies overlap with the staging of the next pass.
+template <typename Epilogue>
+class RowStore {
+ public:
+  static constexpr int kChunks = Epilogue::kColumns / 8;
+  static constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
+  static constexpr int kTokenStep = kWarpgroupThreads / kChunks;
+  static_assert(kTokenStep % 8 == 0, "rows of a thread lie in one swizzle phase");
+
+  /// `width` is the output's number of columns, `column` the warpgroup's first.
+  __device__ __forceinline__ RowStore(const std::uint64_t* result_row, int column, int width,
+                                      int thread)
+      : result_row_(result_row + thread / kChunks) {
+    const int token = thread / kChunks;
+    const int chunk = thread % kChunks;
+    offset_ = token * Epilogue::kColumns * 2 + ((chunk ^ (token & 7)) << 4);
+    column_bytes_ = (column + chunk * 8) * 2;
+    is_stored_ = column + chunk * 8 < width;
   }
-}
+
+  __device__ __forceinline__ void load(std::uint32_t staging, int first_token) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      data_[step] =
+          ptx::load_shared_16(staging + offset_ + step * kTokenStep * Epilogue::kColumns * 2);
+      row_[step] = result_row_[first_token + step * kTokenStep];
+    }
+  }
+
+  __device__ __forceinline__ void store() const {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (is_stored_ && row_[step] != 0) {
+        *reinterpret_cast<uint4*>(row_[step] + column_bytes_) = data_[step];
+      }
+    }
+  }
+
+ private:
+  const std::uint64_t* result_row_;
+  std::uint32_t offset_;
+  int column_bytes_;
+  bool is_stored_;
+  uint4 data_[kSteps];
+  std::uint64_t row_[kSteps];
+};
 
 /// Named barriers; 0 is __syncthreads.
 enum class NamedBarrier : int {
@@ -198,24 +226,23 @@ __device__ __forceinline__ void sync_warpgroup(int warpgroup) {
                                              warpgroup);
 }
 
-/// All passes of a tile from kPass on, whose own is staged. The next one is staged before this
-/// one's rows are stored, so that one's latency hides the other's.
+/// All passes of a tile from kPass on, whose own is staged.
 template <typename Epilogue, int kN, int kPass>
 __device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmStorage& shared,
                                              const Accumulators<kN>& acc, const TileBias& bias,
-                                             int column, const ConsumerThread& self) {
+                                             RowStore<Epilogue>& rows, const ConsumerThread& self) {
   constexpr bool kHasNext = (kPass + 1) * Epilogue::kTokens < kN;
-  const std::uint32_t staging = ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]);
   sync_warpgroup(self.warpgroup);
+  rows.load(ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]),
+            kPass * Epilogue::kTokens);
   if constexpr (kHasNext) {
     Epilogue::template stage<kN, kPass + 1>(
         args, acc, bias, ptx::shared_address(shared.staging[self.warpgroup][(kPass + 1) % 2]),
         self);
   }
-  store_rows<Epilogue, kN>(staging, shared.result_row[self.warpgroup], kPass * Epilogue::kTokens,
-                           column, Epilogue::width(args), self.thread);
+  rows.store();
   if constexpr (kHasNext) {
-    store_staged<Epilogue, kN, kPass + 1>(args, shared, acc, bias, column, self);
+    store_staged<Epilogue, kN, kPass + 1>(args, shared, acc, bias, rows, self);
   }
 }
 
@@ -223,9 +250,13 @@ template <typename Epilogue, int kN>
 __device__ __forceinline__ void store_tile(const GroupedGemmArgs& args, GemmStorage& shared,
                                            const Accumulators<kN>& acc, const TileBias& bias,
                                            int column, const ConsumerThread& self) {
+  static_assert((kN + Epilogue::kTokens - 1) / Epilogue::kTokens * Epilogue::kTokens <= kResultRows,
+                "passes stay inside of the table of result rows");
+  RowStore<Epilogue> rows(shared.result_row[self.warpgroup], column, Epilogue::width(args),
+                          self.thread);
   Epilogue::template stage<kN, 0>(args, acc, bias,
                                   ptx::shared_address(shared.staging[self.warpgroup][0]), self);
-  store_staged<Epilogue, kN, 0>(args, shared, acc, bias, column, self);
+  store_staged<Epilogue, kN, 0>(args, shared, acc, bias, rows, self);
 }
 
 }  // namespace distmoe::cuda
