@@ -17,6 +17,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 std::vector<BF16> every_bf16() {
   std::vector<BF16> all;
+  all.reserve(0x10000u);
   for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
     all.push_back(BF16{static_cast<std::uint16_t>(bits)});
   }

@@ -105,6 +105,7 @@ TEST(Matmul, BitsDependOnTheOperandsAlone) {
     Product first(rows, 96, 72);
     first.run();
     std::vector<std::thread> threads;
+    threads.reserve(4);
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back([&] {
         Product again(rows, 96, 72);

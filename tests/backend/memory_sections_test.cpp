@@ -103,7 +103,7 @@ void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case) {
   const std::vector<BF16> expected = conformance::run(problem, moe_case);
   const GuardedPlan guarded(
       plan_memory(config, moe_case.ranks, {.num_threads = moe_case.num_threads}));
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     const int rank = communicator->rank();
     const auto watching = std::make_shared<WatchingCommunicator>(communicator);
     ContextImpl impl(config, guarded.plan,
