@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "distmoe/version.hpp"
+#include "standard_output.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -99,8 +100,8 @@ ExitCode run_command_line(std::vector<std::string> words) {
       print_error(parsed.error);
       return ExitCode::kWrongArguments;
     }
-    std::fwrite(parsed.output.data(), 1, parsed.output.size(), stdout);
-    return std::fflush(stdout) == 0 ? ExitCode::kSuccess : ExitCode::kRuntimeFailure;
+    write_stdout(parsed.output);
+    return ExitCode::kSuccess;
   } catch (...) {
     const Failure failure = failure_of_current_exception();
     print_error(failure.message);

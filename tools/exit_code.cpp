@@ -10,6 +10,8 @@
 #include <new>
 #include <sstream>
 
+#include "standard_output.hpp"
+
 namespace distmoe::tools {
 namespace {
 
@@ -54,6 +56,8 @@ ExitCode exit_code_of(ErrorCode code) noexcept {
 Failure failure_of_current_exception() {
   try {
     throw;
+  } catch (const OutputError& error) {
+    return {ExitCode::kRuntimeFailure, error.code(), std::string("io: ") + error.what()};
   } catch (const Error& error) {
     return {exit_code_of(error.code()), error.code(),
             std::string(to_string(error.code())) + ": " + error.what()};

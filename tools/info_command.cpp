@@ -16,6 +16,7 @@
 #include "core/environment.hpp"
 #include "distmoe/version.hpp"
 #include "machine.hpp"
+#include "standard_output.hpp"
 #include "subcommand.hpp"
 
 namespace distmoe::tools {
@@ -148,9 +149,8 @@ class InfoCommand final : public Subcommand {
     app.add_flag("--json", json_, "Print one JSON object on stdout and nothing else");
   }
   ExitCode execute() override {
-    const std::string text = json_ ? info_json() : info_text();
-    std::fwrite(text.data(), 1, text.size(), stdout);
-    return std::fflush(stdout) == 0 ? ExitCode::kSuccess : ExitCode::kRuntimeFailure;
+    write_stdout(json_ ? info_json() : info_text());
+    return ExitCode::kSuccess;
   }
 
  private:

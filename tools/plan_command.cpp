@@ -9,6 +9,7 @@
 #include "plan_drawing.hpp"
 #include "plan_options.hpp"
 #include "plan_report.hpp"
+#include "standard_output.hpp"
 #include "subcommand.hpp"
 #include "text_file.hpp"
 
@@ -44,8 +45,7 @@ class PlanCommand final : public Subcommand {
       text += explain(config, plan);
       if (budget) text += explain(*budget);
     }
-    const bool is_written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
-    DISTMOE_CHECK(std::fflush(stdout) == 0 && is_written, kIo, "cannot write to stdout");
+    write_stdout(text);
     return ExitCode::kSuccess;
   }
 

@@ -25,6 +25,7 @@
 #include "progress.hpp"
 #include "rank_group.hpp"
 #include "report.hpp"
+#include "standard_output.hpp"
 #include "token_split.hpp"
 
 namespace distmoe::tools {
@@ -256,9 +257,7 @@ void RankRun::print(const RunReport& report) const {
   } else if (options_.stats) {
     text += stats_text_of(report);
   }
-  const bool is_written =
-      std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0;
-  DISTMOE_CHECK(is_written, kInternal, "cannot write the report to stdout");
+  write_stdout(text);
 }
 
 Failure RankRun::finish() {

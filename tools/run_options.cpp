@@ -31,7 +31,7 @@ constexpr const char* kFooter =
     "  mpirun -n 4 distmoe run --checkpoint DIR --layer 0 --engine mpi --json\n";
 
 std::chrono::milliseconds parse_timeout(const std::string& text) {
-  const double seconds = parse_real("--timeout", text, Zero::kIllegal);
+  const double seconds = parse_real("--timeout", text, Zero::kLegal);
   DISTMOE_CHECK(seconds >= 1e-3 && seconds <= kMaxTimeoutSeconds, kInvalidArgument,
                 "--timeout is '", text, "'; legal: 0.001..", kMaxTimeoutSeconds, " seconds");
   return std::chrono::milliseconds(std::llround(seconds * 1e3));

@@ -130,6 +130,18 @@ TEST_F(RunReportTest, FailsWhereStdoutCannotBeWritten) {
   expect_no_output("y");
 }
 
+// Every subcommand: exit 3, and one paragraph that says so.
+TEST_F(RunReportTest, EverySubcommandSaysThatStdoutCannotBeWritten) {
+  for (const std::string words : {"plan --model DeepSeek-V3 --tokens 4096 --json", "info --json",
+                                  "info", "--help", "run --help", "--version"}) {
+    SCOPED_TRACE(words);
+    const CommandResult result =
+        run_words({"sh", "-c", "'" + command_path() + "' " + words + " > /dev/full"});
+    EXPECT_EQ(result.exit_code, 3);
+    EXPECT_NE(result.error.find("io: cannot write to stdout"), std::string::npos) << result.error;
+  }
+}
+
 TEST_F(RunReportTest, FailsWhereTheOutputDoesNotFitAndLeavesNothing) {
   // 512 * 256 BF16 are 256 KiB; the limit is 64 KiB of 1024 bytes.
   const CommandResult result = run_words(
