@@ -30,10 +30,13 @@ void hold_to_one_thread() {
 
 dnnl::matmul::primitive_desc describe(const memory::desc& a, const memory::desc& b,
                                       const memory::desc& c) {
+  // The scratchpad of a product belongs to one thread at a time: every part brings its own.
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
 #if DNNL_VERSION_MAJOR >= 3
-  return dnnl::matmul::primitive_desc(engine(), a, b, c);
+  return dnnl::matmul::primitive_desc(engine(), a, b, c, attributes);
 #else
-  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), engine());
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(a, b, c), attributes, engine());
 #endif
 }
 
@@ -63,6 +66,7 @@ class OneDnnProduct final : public DenseProduct {
     for (int part = 0; part < num_parts; ++part) {
       a_.emplace_back(a, engine());
       c_.emplace_back(c, engine());
+      scratch_.emplace_back(desc.scratchpad_desc(), engine());
       fill(a_.back(), static_cast<std::uint64_t>(part) + 2);
     }
   }
@@ -71,8 +75,10 @@ class OneDnnProduct final : public DenseProduct {
     hold_to_one_thread();
     dnnl::stream stream(engine());
     const auto index = static_cast<std::size_t>(part);
-    product_.execute(
-        stream, {{DNNL_ARG_SRC, a_[index]}, {DNNL_ARG_WEIGHTS, b_}, {DNNL_ARG_DST, c_[index]}});
+    product_.execute(stream, {{DNNL_ARG_SRC, a_[index]},
+                              {DNNL_ARG_WEIGHTS, b_},
+                              {DNNL_ARG_DST, c_[index]},
+                              {DNNL_ARG_SCRATCHPAD, scratch_[index]}});
     stream.wait();
   }
 
@@ -81,6 +87,7 @@ class OneDnnProduct final : public DenseProduct {
   memory b_;
   std::vector<memory> a_;
   std::vector<memory> c_;
+  std::vector<memory> scratch_;
 };
 
 /// False where the library has no product of this type on this processor.
