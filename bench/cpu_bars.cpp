@@ -189,13 +189,18 @@ void print_bars(const Measured& m) {
   print_bar("1 rank / 2 ranks, best of 5 pairs", m.rank_speedup, 1.6, "", true);
 }
 
-void run(const Options& options) {
-  const LayerShape layer;
+/// Of the last minute. Well above the threads of the run it means that others took part.
+double load_average() {
   double load = 0;
   getloadavg(&load, 1);
+  return load;
+}
+
+void run(const Options& options) {
+  const LayerShape layer;
   std::printf("%s; %d threads, %d rounds, %s, load average %.2f\n", cpu::describe_matmul().c_str(),
               options.threads, options.rounds,
-              options.use_cpu_clock ? "CPU time per thread" : "wall time", load);
+              options.use_cpu_clock ? "CPU time per thread" : "wall time", load_average());
   std::printf("D=%lld F=%lld E=%lld K=%lld, uniform random routing\n\n",
               static_cast<long long>(layer.hidden_dim),
               static_cast<long long>(layer.intermediate_dim),
@@ -205,6 +210,7 @@ void run(const Options& options) {
   measure_ceilings_and_forward(options, weights, measured);
   measure_ranks(options, weights, measured);
   print_bars(measured);
+  std::printf("\nload average at the end %.2f\n", load_average());
 }
 
 }  // namespace

@@ -109,9 +109,9 @@ struct Operand {
 
 /// out[i * out_stride + j] = sum_k a(i, k) * b(j, k).
 // NOTE: the rows of x are `a`. Swapped, the rows would fill vector registers and the library would
-// pack them instead of the weights: 210 against 203 GFLOP/s at 128 rows, but 168 against 203 at 129
-// and 70 against 131 at 24, and routing brings any number (oneDNN 2.6.3, Zen 4, one core, depth
-// 2048).
+// pack them instead of the weights: 215 against 206 GFLOP/s at 128 rows, but 170 against 207 at 129
+// and 69 against 137 at 24, and routing brings any number (oneDNN 2.6.3, Zen 4, one core, 512
+// columns, depth 2048).
 void multiply_transposed(memory::data_type type, const Operand& a, const Operand& b,
                          std::int64_t depth, float* out, std::int64_t out_stride,
                          const Workspace& workspace) {
