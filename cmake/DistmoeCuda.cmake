@@ -23,5 +23,5 @@ set(DISTMOE_CUDA_ENABLED ON)
 
 add_library(distmoe_cuda_options INTERFACE)
 target_compile_options(distmoe_cuda_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20 -gencode=arch=compute_90a,code=sm_90a -lineinfo
+  $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a -lineinfo
     --expt-relaxed-constexpr -Xptxas=-warn-spills,-Werror -Xcompiler=-fPIC,-fvisibility=hidden>)
