@@ -25,7 +25,8 @@ struct RoutedInput {
 };
 
 struct CallOptions {
-  void* stream = nullptr;  ///< a cudaStream_t on CUDA; ignored on the CPU
+  /// A cudaStream_t on CUDA, null for a stream of the context's own; ignored on the CPU.
+  void* stream = nullptr;
 };
 
 /// y_TD = sum over k, in order, of score * W2(SwiGLU(W13 x)) of the experts that a token names.
@@ -34,6 +35,11 @@ struct CallOptions {
 /// BF16 [T, D] and belongs to the caller; its rows may be strided, like those of the inputs. On the
 /// CPU the call returns when y is complete; on error y is not touched and the next correct call
 /// works, unless the error was peer_lost, which closes the context.
+///
+/// On CUDA the call enqueues its work and returns; the caller orders calls of one context. What
+/// only the device can find (an id outside the contract, exceeded capacity, a peer that did not
+/// come or whose host refused its arguments) fills y with NaN on every rank and is thrown by
+/// Context::check().
 ///
 /// Throws invalid_argument on every rank where an argument of any rank breaks the contract,
 /// capacity_exceeded on every rank where the routing needs more rows than the plan of any rank,

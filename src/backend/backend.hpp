@@ -45,6 +45,10 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
+  /// Collective, once, when the backends of all ranks exist: what their memory must know of each
+  /// other. Construction itself meets no peer, so that a rank that cannot allocate is heard by all.
+  virtual void connect() {}
+
   /// Makes this rank's token count and expert ids known to all. With a `refusal`, whose reason the
   /// peers get instead, it throws on every rank.
   virtual void publish(const ForwardCall& call, const std::optional<Error>& refusal) = 0;
@@ -87,7 +91,8 @@ std::unique_ptr<Backend> make_backend(BackendSetup setup);
 }
 
 namespace cuda {
-/// Collective. Throws unsupported in a build without CUDA or on a machine that has no such device.
+/// Throws unsupported in a build without CUDA, on a machine that has no such device, and for what
+/// this backend cannot do yet.
 std::unique_ptr<Backend> make_backend(BackendSetup setup);
 /// Why make_backend cannot work here, in words; empty where it can.
 std::string why_unavailable();

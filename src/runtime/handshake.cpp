@@ -135,6 +135,10 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   });
   mine.refusal = to_refusal(failure);
   agree(exchange(communicator.get(), mine, timeout), rank, failure);
+
+  const std::optional<Error> unconnected = error_of([&] { backend->connect(); });
+  mine.refusal = to_refusal(unconnected);
+  agree(exchange(communicator.get(), mine, timeout), rank, unconnected);
   return std::make_unique<ContextImpl>(
       config, std::move(plan), std::move(backend), rank, size,
       is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});

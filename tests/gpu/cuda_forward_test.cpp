@@ -324,6 +324,81 @@ TEST_F(CudaForward, ExceededCapacityFailsOnEveryRank) {
   }
 }
 
+// A rank whose host refuses its arguments throws; its peers hear of it from check(), and all go on.
+TEST_F(CudaForward, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
+  const MoeProblem problem =
+      conformance::make_problem({80, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+  for (const Devices& devices : all_devices()) {
+    const auto ranks = static_cast<int>(devices.size());
+    const TokenCounts counts = conformance::even_split(80, ranks);
+    std::vector<std::vector<BF16>> rows(devices.size());
+    on_every_rank(
+        problem, devices, counts, {}, [&](Context& context, DeviceCall& call, Communicator*) {
+          RoutedInput input = call.input();
+          if (context.rank() == ranks - 1) {
+            input.x_TD.dtype = DType::kF16;
+            EXPECT_EQ(
+                code_of([&] { routed_experts(context, input, call.weights(), call.y.view()); }),
+                ErrorCode::kInvalidArgument);
+          } else {
+            routed_experts(context, input, call.weights(), call.y.view());
+            EXPECT_EQ(code_of([&] { context.check(); }), ErrorCode::kInvalidArgument);
+            for (const BF16 value : call.y_rows()) EXPECT_TRUE(std::isnan(to_float(value)));
+          }
+          routed_experts(context, call.input(), call.weights(), call.y.view());
+          context.check();
+          rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
+        });
+    std::vector<BF16> y;
+    for (const auto& part : rows) y.insert(y.end(), part.begin(), part.end());
+    EXPECT_EQ(conformance::first_violation(problem, y), "");
+  }
+}
+
+// One rank that cannot make its part is heard by all: none waits for it.
+TEST_F(CudaForward, ACreationThatFailsOnOneRankFailsOnAllWithItsCode) {
+  const MoeProblem problem =
+      conformance::make_problem({8, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
+  const conformance::MoeCase moe_case = cuda_case({0, 0, 0});
+  const Config config = conformance::config_of(problem, moe_case, {}, 8);
+  run_thread_group(3, [&](const std::shared_ptr<Communicator>& group) {
+    const int device = group->rank() == 1 ? cuda::device_count() : 0;
+    EXPECT_EQ(code_of([&] {
+                Context::create(config, group, {.backend = BackendKind::kCuda, .device = device});
+              }),
+              ErrorCode::kInvalidArgument);
+  });
+}
+
+// kernel_choice = fixed promises it for P = 1, 2, 4; the kernels keep it for every P.
+TEST_F(CudaForward, EveryNumberOfRanksGivesTheSameBits) {
+  for (const MoeShape& shape : {MoeShape{700, 384, 136, 9, 4}, MoeShape{64, 1536, 256, 6, 3}}) {
+    const MoeProblem problem = conformance::make_problem(shape, RoutePattern::kMixed, 13);
+    const std::vector<BF16> first = run_cuda(problem, {0}, {shape.num_tokens});
+    for (const Devices& devices : all_devices()) {
+      const auto ranks = static_cast<int>(devices.size());
+      const TokenCounts counts = conformance::ragged_split(shape.num_tokens, ranks, 3);
+      EXPECT_EQ(conformance::first_difference(first, run_cuda(problem, devices, counts),
+                                              shape.hidden_dim),
+                "")
+          << ranks << " ranks, last on device " << devices.back();
+    }
+  }
+}
+
+TEST_F(CudaForward, WhatTheBackendCannotDoIsRefused) {
+  const MoeProblem problem =
+      conformance::make_problem({8, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
+  const auto refused = [&](const std::function<void(Config&)>& adjust) {
+    Config config = conformance::config_of(problem, cuda_case({0}), {}, 8);
+    adjust(config);
+    return code_of([&] { Context::create(config, {.backend = BackendKind::kCuda}); });
+  };
+  EXPECT_EQ(refused([](Config& c) { c.hidden_dim = 60; }), ErrorCode::kUnsupported);
+  EXPECT_EQ(refused([](Config& c) { c.combine = Combine::kPerRank; }), ErrorCode::kUnsupported);
+  EXPECT_EQ(refused([](Config& c) { c.inference = false; }), ErrorCode::kUnsupported);
+}
+
 TEST_F(CudaForward, AContextAllocatesItsPlan) {
   const MoeProblem problem =
       conformance::make_problem({64, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);

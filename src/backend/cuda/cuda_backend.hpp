@@ -23,6 +23,7 @@ class CudaBackend final : public Backend {
   CudaBackend(const CudaBackend&) = delete;
   CudaBackend& operator=(const CudaBackend&) = delete;
 
+  void connect() override;
   void publish(const ForwardCall& call, const std::optional<Error>& refusal) override;
   void route(const ForwardCall& call) override;
   void dispatch_w13_swiglu(const ForwardCall& call) override;
@@ -47,7 +48,6 @@ class CudaBackend final : public Backend {
 
   BackendSetup setup_;
   DeviceMemory memory_;
-  PeerMap peers_;
   cudaStream_t own_stream_ = nullptr;
   cudaEvent_t last_call_done_ = nullptr;
   EncodeTiled encode_ = nullptr;

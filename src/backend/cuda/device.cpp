@@ -75,7 +75,10 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 void DeviceBuffer::upload(const void* source, std::size_t bytes) {
   const DeviceScope scope(device_);
-  if (bytes > 0) DISTMOE_CUDA_CHECK(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice));
+  if (bytes == 0) return;
+  DISTMOE_CUDA_CHECK(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice));
+  // NOTE: from pageable memory cudaMemcpy returns once the bytes are staged.
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(cudaStreamLegacy));
 }
 
 void DeviceBuffer::download(void* destination, std::size_t bytes) const {

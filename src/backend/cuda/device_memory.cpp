@@ -5,7 +5,6 @@
 
 #include "backend/cuda/cuda_check.hpp"
 #include "core/check.hpp"
-#include "core/log.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -29,13 +28,15 @@ std::byte* allocate(std::int64_t bytes) {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
-    : plan_(plan), symmetric_(symmetric) {
+DeviceMemory::DeviceMemory(const MemoryPlan& plan) : plan_(plan) {
   const auto window_bytes = static_cast<std::size_t>(plan.communication_bytes);
-  const auto private_bytes = static_cast<std::size_t>(plan.allocated_bytes) - window_bytes;
-  private_ = allocate(static_cast<std::int64_t>(private_bytes));
-  windows_ = symmetric_ != nullptr ? static_cast<std::byte*>(symmetric_->allocate(window_bytes))
-                                   : allocate(plan.communication_bytes);
+  private_ = allocate(plan.allocated_bytes - plan.communication_bytes);
+  try {
+    windows_ = allocate(plan.communication_bytes);
+  } catch (...) {
+    cudaFree(private_);
+    throw;
+  }
   // Flags and epochs start at zero; what is computed is written before it is read.
   DISTMOE_CUDA_CHECK(cudaMemset(windows_, 0, window_bytes));
   for (const PlanBuffer& control : plan.control_buffers) {
@@ -46,15 +47,7 @@ DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
 }
 
 DeviceMemory::~DeviceMemory() {
-  try {
-    if (symmetric_ != nullptr) {
-      symmetric_->free(windows_);
-    } else {
-      cudaFree(windows_);
-    }
-  } catch (const std::exception& error) {
-    log(LogLevel::kWarning, concat("a window could not be freed: ", error.what()));
-  }
+  cudaFree(windows_);
   cudaFree(private_);
 }
 

@@ -6,7 +6,6 @@
 #include <memory>
 #include <string_view>
 
-#include "distmoe/communicator.hpp"
 #include "distmoe/memory_plan.hpp"
 
 namespace distmoe::cuda {
@@ -16,8 +15,8 @@ namespace distmoe::cuda {
 /// All of it is zero at first. The device is current in every call.
 class DeviceMemory {
  public:
-  /// `symmetric` gives the communication buffers where it is not null (collective).
-  DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric);
+  /// Throws out_of_memory with what was asked and what is free.
+  explicit DeviceMemory(const MemoryPlan& plan);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -37,7 +36,6 @@ class DeviceMemory {
 
  private:
   MemoryPlan plan_;
-  SymmetricMemory* symmetric_;
   std::byte* private_ = nullptr;
   std::byte* windows_ = nullptr;
 };

@@ -50,19 +50,15 @@ PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) 
     return buffer == nullptr ? 0 : static_cast<std::uint64_t>(buffer - memory.windows());
   };
   for (std::size_t rank = 0; rank < size; ++rank) {
-    std::uint64_t base = all[rank].base;
-    if (all[rank].process == mine.process) {
-      if (all[rank].device == mine.device) ++map.ranks_on_device;
-      if (all[rank].device != mine.device) enable_peer_access(mine.device, all[rank].device);
+    DISTMOE_CHECK(all[rank].process == mine.process, kUnsupported, "rank ", setup.rank,
+                  " cannot address the memory of rank ", rank, " in another process: the CUDA ",
+                  "backend of this version runs ranks as threads of one process");
+    if (all[rank].device == mine.device) {
+      ++map.ranks_on_device;
     } else {
-      SymmetricMemory* symmetric = setup.communicator->symmetric_memory();
-      base = symmetric == nullptr ? 0
-                                  : reinterpret_cast<std::uint64_t>(symmetric->peer_pointer(
-                                        memory.windows(), static_cast<int>(rank)));
-      DISTMOE_CHECK(base != 0, kUnsupported, "rank ", setup.rank,
-                    " cannot address the memory of rank ", rank, " in another process: the ",
-                    setup.communicator->name(), " engine has no symmetric memory that reaches it");
+      enable_peer_access(mine.device, all[rank].device);
     }
+    const std::uint64_t base = all[rank].base;
     map.windows.push_back({.x = base + offset(buffer_name::kDispatchWindow),
                            .ids = base + offset(buffer_name::kIdWindow),
                            .combine = base + offset(buffer_name::kCombineWindow),

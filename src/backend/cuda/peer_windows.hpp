@@ -15,9 +15,9 @@ struct PeerMap {
   int ranks_on_device = 1;           ///< that share this rank's device, this one included
 };
 
-/// Collective: exchanges the addresses of the windows. Ranks of one process use each other's
-/// pointers (peer access is enabled where their devices differ), ranks of several processes the
-/// communicator's symmetric memory. Throws unsupported where neither lets this device reach a peer.
+/// Collective: exchanges the addresses of the windows. The ranks are threads of one process and use
+/// each other's pointers; peer access is enabled where their devices differ. Throws unsupported for
+/// ranks of several processes and for devices that cannot reach each other.
 PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory);
 
 }  // namespace distmoe::cuda

@@ -5,6 +5,7 @@
 #include <cuda_bf16.h>
 
 #include "backend/cuda/kernels/combine.hpp"
+#include "backend/cuda/kernels/load_kernels.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -79,6 +80,8 @@ __global__ void keep_fault(CallState* state, const CallFrame* frame) {
 }
 
 }  // namespace
+
+cudaError_t prepare_combine() { return load_kernels(combine, keep_fault); }
 
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
   if (args.num_tokens > 0) {

@@ -25,6 +25,9 @@ struct CombineArgs {
   std::int64_t y_stride_bytes = 0;
 };
 
+/// Loads the kernels on the current device; once, outside of captures, before any call.
+cudaError_t prepare_combine();
+
 /// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out. Of
 /// a failed call y becomes NaN, and its fault the state's first one where none is kept yet.
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream);

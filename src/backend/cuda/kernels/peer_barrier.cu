@@ -4,6 +4,7 @@
 // device. A thread serves one peer: it stores this rank's epoch into the peer's window with
 // system-scope release, then waits, bounded by the global timer, for the peer's epoch with acquire.
 // A peer that does not come leaves a fault record; the rest of the call then computes nothing.
+#include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/ptx/flag.cuh"
 
@@ -44,6 +45,8 @@ __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
 }
 
 }  // namespace
+
+cudaError_t prepare_peer_barrier() { return load_kernels(peer_barrier); }
 
 cudaError_t launch_peer_barrier(const PeerBarrierArgs& args, cudaStream_t stream) {
   peer_barrier<<<1, kThreads, 0, stream>>>(args);

@@ -19,6 +19,9 @@ struct PeerBarrierArgs {
   std::uint64_t timeout_ns = 0;
 };
 
+/// Loads the kernels on the current device; once, outside of captures, before any call.
+cudaError_t prepare_peer_barrier();
+
 /// Everything that this rank's stream did before is visible to a peer that has passed the barrier.
 /// One block: ranks that share a device are always resident together.
 cudaError_t launch_peer_barrier(const PeerBarrierArgs& args, cudaStream_t stream);

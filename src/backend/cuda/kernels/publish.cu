@@ -3,6 +3,7 @@
 // begin_call (one block): frame and header of a new call.
 // publish: ids_window[t, k] = int32(ids[t, k]); -1 stays, an illegal id becomes -1 and the smallest
 // such route is noted in the header; x_window[t] = x[t].
+#include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 
 namespace distmoe::cuda {
@@ -63,6 +64,8 @@ __global__ void note_bad_id(const __grid_constant__ PublishArgs args) {
 }
 
 }  // namespace
+
+cudaError_t prepare_publish() { return load_kernels(begin_call, publish, note_bad_id); }
 
 cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream) {
   begin_call<<<1, 1, 0, stream>>>(args);

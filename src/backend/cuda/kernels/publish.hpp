@@ -27,6 +27,9 @@ struct PublishArgs {
   std::int32_t row_bytes = 0;  ///< 2 * D, a multiple of 16
 };
 
+/// Loads the kernels on the current device; once, outside of captures, before any call.
+cudaError_t prepare_publish();
+
 /// Begins a call: resets the frame and the published header, then narrows the ids to int32, notes
 /// the first illegal one, and copies x.
 cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream);

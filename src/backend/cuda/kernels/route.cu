@@ -3,18 +3,20 @@
 // Routing in three passes over chunks of 256 tokens of one source rank. Chunks are numbered by
 // source, then token, so that rows before a chunk are rows of lower sources and earlier tokens.
 //
-//   count    chunk_counts[chunk, e] = routes of the chunk to expert e (all E, so that every rank
-//   knows
-//            every rank's load); chunk_tokens[chunk] = tokens that this rank must gather
-//   scan     one block: counts become rows before the chunk; row totals, faults, expert_begin,
-//   groups place    every route of this rank's experts finds its row: expert_begin + rows before
-//   the chunk +
-//            rows before it in the chunk, counted per warp in route order with match_any
+//   count  chunk_counts[chunk, e] = routes of the chunk to expert e, for all E, so that every rank
+//          knows every rank's load; chunk_tokens[chunk] = tokens that this rank must gather.
+//
+//   scan   one block: counts become rows before the chunk; row totals, faults, expert_begin and
+//          groups.
+//
+//   place  every route of this rank's experts finds its row: expert_begin + rows before the chunk +
+//          rows before it in the chunk, counted per warp in route order with match_any.
 //
 // Nothing depends on timing: the only atomics are commutative counts.
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
+#include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/tile/token_tiling.hpp"
 #include "plan/expert_partition.hpp"
@@ -381,7 +383,11 @@ cudaError_t prepare_route() {
           count, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxCountBytes)) {
     return error;
   }
-  return cudaFuncSetAttribute(place, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxPlaceBytes);
+  if (const cudaError_t error = cudaFuncSetAttribute(
+          place, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxPlaceBytes)) {
+    return error;
+  }
+  return load_kernels(count, scan, place);
 }
 
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
