@@ -28,6 +28,10 @@ struct CallStatistics {
   std::vector<std::int64_t> rows_per_rank;    ///< R of every rank
   std::vector<std::int64_t> rows_per_expert;  ///< of every expert of the group
   std::int64_t dropped_routes = 0;            ///< always 0: distmoe never drops
+  std::int64_t slot = -1;                     ///< of a saving forward, else -1
+  std::int64_t slot_layer = -1;               ///< its place in the slot, from 0, else -1
+  bool is_recomputed = false;  ///< a saving forward that kept its input alone: backward computes
+                               ///< the rest again, with the same bits
 };
 
 class ContextImpl;
@@ -67,6 +71,20 @@ class DISTMOE_EXPORT Context {
   void check();
   /// The statistics of the last call that was routed; on CUDA it waits for the device.
   CallStatistics last_call() const;
+  /// Makes `slot` the one of the saving forwards to come, `num_moe_layers` of them at a time.
+  /// Local, but all ranks select alike: their next saving forward is peer_mismatch otherwise. At
+  /// first slot 0 is selected with the full depth. What a forward kept stays where it is, whatever
+  /// is selected later. Throws invalid_argument, and changes nothing, for a slot outside [0,
+  /// num_activation_slots), a depth outside [1, max_moe_layers_per_activation_slot], and a depth of
+  /// a slot in use that is less than its live forwards or more than it was selected with. Without
+  /// effect for inference.
+  void select_activation_slot(std::int64_t slot, std::int64_t num_moe_layers);
+  std::int64_t selected_activation_slot() const;
+  /// After an aborted schedule: empties all slots, selects slot 0 with the full depth and forgets
+  /// the peaks. Every SavedForward of this context is stale from then on. Local; all ranks reset.
+  void reset();
+  /// Since creation or the last reset(); on CUDA it waits for the device.
+  RegionPeaks region_peaks() const;
   /// Bytes that this context holds now, counted by its allocator; 0 after close().
   std::int64_t allocated_bytes() const;
 

@@ -60,6 +60,14 @@ struct MemoryPlan {
   bool operator==(const MemoryPlan&) const = default;
 };
 
+/// What was used of a plan: the most bytes that calls of a context used of each region of its
+/// activation buffer, on this rank. Other buffers are used whole, whatever the routing.
+struct RegionPeaks {
+  std::vector<std::int64_t> slot_bytes;  ///< of every slot
+  std::int64_t device_scratch_bytes = 0;
+  std::int64_t host_scratch_bytes = 0;
+};
+
 /// Sizes everything that a context of `config` on one of `ep_size` ranks allocates. Pure: allocates
 /// no buffer, asks no device. Throws invalid_argument as `validate` does, for ep_size < 1 and for
 /// sizes beyond 64 bits.

@@ -3,6 +3,7 @@
 
 #include "distmoe/context.hpp"
 #include "distmoe/export.hpp"
+#include "distmoe/saved_forward.hpp"
 #include "distmoe/tensor.hpp"
 
 namespace distmoe {
@@ -47,5 +48,20 @@ struct CallOptions {
 DISTMOE_EXPORT void routed_experts(Context& context, const RoutedInput& input,
                                    const ExpertWeights& weights, const TensorView& y_TD,
                                    const CallOptions& options = {});
+
+/// The same forward with the same bits, which keeps in the selected activation slot what its
+/// backward needs: x gathered, h1 and the results of this rank's routes (activation_policy full) or
+/// this rank's x and h1 (lean), where they fit beside what the slot holds and the inputs of the
+/// layers to come, else this rank's x alone. All ranks decide alike.
+///
+/// Throws as routed_experts does, and on every rank invalid_argument where the selected slot of any
+/// rank is full or needs reset(), or the context is for inference; unsupported for combine
+/// per_rank with activation_policy full (the results of the routes never reach the owner of their
+/// token: lean does without them); peer_mismatch where ranks save in different places.
+[[nodiscard]] DISTMOE_EXPORT SavedForward saving_routed_experts(Context& context,
+                                                                const RoutedInput& input,
+                                                                const ExpertWeights& weights,
+                                                                const TensorView& y_TD,
+                                                                const CallOptions& options = {});
 
 }  // namespace distmoe

@@ -16,6 +16,7 @@
 #include "distmoe/error.hpp"
 #include "distmoe/memory_plan.hpp"
 #include "distmoe/tensor.hpp"
+#include "plan/slot_ledger.hpp"
 
 namespace distmoe {
 
@@ -29,12 +30,15 @@ struct ForwardCall {
   ExpertMatrices experts;
   TensorView y_TD;
   void* stream = nullptr;
+  bool saves = false;                  ///< keeps in a slot what its backward needs
+  std::optional<SlotTicket> ticket{};  ///< where, unless the call was refused
 };
 
-/// What a call's routing says about load.
+/// What a call's routing says about load, and what was decided from it.
 struct RoutingLoad {
   std::span<const std::int64_t> rows_per_rank;
   std::span<const std::int64_t> rows_per_expert;
+  bool is_recomputed = false;  ///< a saving forward that kept its input alone
 };
 
 /// The steps of a call, in the order in which the sequence takes them. Each is collective in the
@@ -55,12 +59,23 @@ class Backend {
   /// Counts and orders the routed rows; throws capacity_exceeded on every rank where the plan of
   /// any rank has too few rows.
   virtual void route(const ForwardCall& call) = 0;
-  /// Gathers the rows of x and computes h1 = W13 x and h2 = SwiGLU(h1).
+  /// Decides, for a saving call, whether it saves or recomputes, and places the call's regions in
+  /// its slot and in scratch.
+  virtual void carve(const ForwardCall& call) = 0;
+  /// Gathers the rows of x and computes h1 = W13 x and h2 = SwiGLU(h1). A saving call keeps x.
   virtual void dispatch_w13_swiglu(const ForwardCall& call) = 0;
   /// Computes h3 = W2 h2 and puts every row where the owner of its token reads it.
   virtual void w2_scatter(const ForwardCall& call) = 0;
-  /// y = the weighted sum of every token's routes.
+  /// y = the weighted sum of every token's routes. A saving call keeps h3 of its routes.
   virtual void combine(const ForwardCall& call) = 0;
+
+  /// Gives back the slot's bytes of the forward of `ticket`, the last live one of its slot, at the
+  /// end of its backward.
+  virtual void rewind(const SlotTicket& ticket) = 0;
+  /// Empties all slots and forgets the peaks.
+  virtual void reset_slots() = 0;
+  /// Since creation or the last reset_slots(); a device is waited for.
+  virtual RegionPeaks region_peaks() = 0;
 
   /// Waits for the work of this context and throws the first fault since the last check, on every
   /// rank alike. A backend whose steps throw has nothing left to say.

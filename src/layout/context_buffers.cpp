@@ -58,6 +58,7 @@ std::vector<PlanBuffer> call_metadata(const Config& config, std::int64_t ep_size
   const auto add = [&](const char* name, std::int64_t count, std::int64_t element_bytes) {
     add_buffer(set, name, align_up(checked_mul(count, element_bytes)));
   };
+  add(buffer_name::kTokens, ep_size, kInt64Bytes);
   add(buffer_name::kIds, checked_mul(ep_size, routes), kInt32Bytes);
   add(buffer_name::kScores, routes, kFloatBytes);
   add(buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
@@ -120,12 +121,29 @@ void add_saved_metadata(const Config& config, std::vector<PlanBuffer>& metadata)
   const std::size_t set_size = metadata.size();
   for (std::size_t i = 0; i < set_size; ++i) {
     const PlanBuffer forward_only = metadata[i];
-    add_buffer(metadata, "saved " + forward_only.name,
+    add_buffer(metadata, saved_buffer_name(forward_only.name),
                checked_mul(saved_calls, forward_only.bytes));
   }
 }
 
+/// What the save-or-recompute decision remembers: of every slot, and of every layer in it.
+void add_slot_records(const Config& config, std::int64_t ep_size,
+                      std::vector<PlanBuffer>& control) {
+  if (config.inference) return;
+  const std::int64_t slots = config.num_activation_slots;
+  const std::int64_t layers = checked_mul(slots, config.max_moe_layers_per_activation_slot);
+  const auto add = [&](const char* name, std::int64_t count, std::int64_t element_bytes) {
+    add_buffer(control, name, align_up(checked_mul(count, element_bytes)));
+  };
+  add(buffer_name::kSlotStates, slots, kSlotStateBytes);
+  add(buffer_name::kSlotBytes, checked_mul(slots, ep_size), kInt64Bytes);
+  add(buffer_name::kSavedLayers, layers, kSavedLayerBytes);
+  add(buffer_name::kSavedBefore, checked_mul(layers, ep_size), kInt64Bytes);
+}
+
 }  // namespace
+
+std::string saved_buffer_name(std::string_view name) { return "saved " + std::string(name); }
 
 std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows) {
   return std::min(total_rows, checked_mul(config.max_tokens, ep_size - 1));
@@ -136,6 +154,7 @@ ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarg
   if (target.backend == BackendKind::kCuda) {
     ContextBuffers cuda = cuda_buffers(config, ep_size, total_rows, num_local_experts_max);
     add_saved_metadata(config, cuda.metadata);
+    add_slot_records(config, ep_size, cuda.control);
     return cuda;
   }
   ContextBuffers buffers;
@@ -144,6 +163,7 @@ ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarg
   add_saved_metadata(config, buffers.metadata);
   add_buffer(buffers.control, buffer_name::kCallHeaders, checked_mul(ep_size, kCallHeaderBytes));
   add_buffer(buffers.control, buffer_name::kErrorRecord, kErrorRecordBytes);
+  add_slot_records(config, ep_size, buffers.control);
   add_buffer(buffers.workspace, buffer_name::kWorkspace,
              checked_mul(std::max(target.num_threads, 1), CpuWorkspaceLayout(config).bytes));
   return buffers;

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "distmoe/config.hpp"
@@ -15,6 +17,9 @@ namespace distmoe {
 /// What ranks tell each other about a call before any data, and the record of its first error.
 inline constexpr std::int64_t kCallHeaderBytes = 1024;
 inline constexpr std::int64_t kErrorRecordBytes = 1024;
+/// Of plan/slot_planner.hpp's structs, which assert it.
+inline constexpr std::int64_t kSlotStateBytes = 24;
+inline constexpr std::int64_t kSavedLayerBytes = 40;
 
 /// Names of the buffers, by which the run-time finds them.
 namespace buffer_name {
@@ -22,6 +27,7 @@ inline constexpr const char* kSendStaging = "send staging";
 inline constexpr const char* kReceiveStaging = "receive staging";
 inline constexpr const char* kScoreSend = "score send";
 inline constexpr const char* kScoreReceive = "score receive";
+inline constexpr const char* kTokens = "tokens of all ranks";
 inline constexpr const char* kIds = "ids of all ranks";
 inline constexpr const char* kScores = "scores";
 inline constexpr const char* kRowOrigin = "row origins";
@@ -32,6 +38,11 @@ inline constexpr const char* kExpertBegin = "expert offsets";
 inline constexpr const char* kCallHeaders = "call headers";
 inline constexpr const char* kErrorRecord = "error record";
 inline constexpr const char* kWorkspace = "matrix workspace";
+// Training
+inline constexpr const char* kSlotStates = "slot states";
+inline constexpr const char* kSlotBytes = "slot bytes of all ranks";
+inline constexpr const char* kSavedLayers = "saved layers";
+inline constexpr const char* kSavedBefore = "slot bytes before a layer";
 // CUDA
 inline constexpr const char* kDispatchWindow = "dispatch window";
 inline constexpr const char* kIdWindow = "id window";
@@ -51,6 +62,9 @@ inline constexpr const char* kPeerWindows = "peer windows";
 inline constexpr const char* kChunkCounts = "routing counts of chunks";
 inline constexpr const char* kChunkTokens = "gathered tokens of chunks";
 }  // namespace buffer_name
+
+/// The buffer that has a copy of metadata buffer `name` for every saved layer: slot * N + layer.
+std::string saved_buffer_name(std::string_view name);
 
 /// Every buffer is a multiple of 128 bytes.
 struct ContextBuffers {

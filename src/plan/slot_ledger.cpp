@@ -47,7 +47,7 @@ void SlotLedger::check_usable(std::int64_t slot) const {
                 " was destroyed before its backward");
 }
 
-void SlotLedger::check_forward() const {
+SlotTicket SlotLedger::next() const {
   DISTMOE_CHECK(!slots_.empty(), kInvalidArgument,
                 "this context has no activation slots; an inference context saves nothing");
   check_usable(selected_);
@@ -55,13 +55,12 @@ void SlotLedger::check_forward() const {
                 selected_, " holds ", num_live(selected_),
                 " forward(s) that wait for their backward; it was selected for ",
                 slot_layers(selected_), ". Run a backward, select another slot or reset()");
+  return {selected_, num_live(selected_), slot_layers(selected_), next_serial_, epoch_};
 }
 
 SlotTicket SlotLedger::push() {
-  check_forward();
-  Slot& slot = slots_[static_cast<std::size_t>(selected_)];
-  const SlotTicket ticket{selected_, num_live(selected_), slot.num_layers, next_serial_, epoch_};
-  slot.live_serials.push_back(next_serial_);
+  const SlotTicket ticket = next();
+  slots_[static_cast<std::size_t>(selected_)].live_serials.push_back(next_serial_);
   ++next_serial_;
   return ticket;
 }
@@ -85,10 +84,15 @@ void SlotLedger::pop(const SlotTicket& ticket) {
   slots_[static_cast<std::size_t>(ticket.slot)].live_serials.pop_back();
 }
 
+bool SlotLedger::is_live(const SlotTicket& ticket) const noexcept {
+  if (ticket.epoch != epoch_ || ticket.slot >= std::ssize(slots_)) return false;
+  const auto& live = slots_[static_cast<std::size_t>(ticket.slot)].live_serials;
+  return std::ranges::find(live, ticket.serial) != live.end();
+}
+
 void SlotLedger::abandon(const SlotTicket& ticket) noexcept {
-  if (ticket.epoch != epoch_) return;
+  if (!is_live(ticket)) return;
   Slot& slot = slots_[static_cast<std::size_t>(ticket.slot)];
-  if (std::ranges::find(slot.live_serials, ticket.serial) == slot.live_serials.end()) return;
   if (slot.abandoned_layer < 0) slot.abandoned_layer = ticket.layer;
 }
 

@@ -35,10 +35,13 @@ class SlotLedger {
   std::int64_t num_live(std::int64_t slot) const;
   std::int64_t slot_layers(std::int64_t slot) const;
 
-  /// Throws invalid_argument where the selected slot is full or needs a reset.
-  void check_forward() const;
-  /// Registers a saving forward in the selected slot.
+  /// The ticket of a saving forward in the selected slot, as the next push() takes it. Throws
+  /// invalid_argument where the slot is full or needs a reset.
+  SlotTicket next() const;
+  /// Registers the forward of `next()`.
   SlotTicket push();
+  /// Whether the forward of `ticket` waits for its backward.
+  bool is_live(const SlotTicket& ticket) const noexcept;
   /// Throws invalid_argument where the forward of `ticket` is not the last live one of its slot, is
   /// stale, or its slot needs a reset.
   void check_backward(const SlotTicket& ticket) const;

@@ -43,7 +43,9 @@ ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<
       backend_(std::move(backend)),
       rank_(rank),
       size_(size),
-      device_(device) {}
+      device_(device),
+      slots_(std::make_shared<SlotLedger>(plan_.num_slots,
+                                          config_.max_moe_layers_per_activation_slot)) {}
 
 void ContextImpl::guard(const std::function<void(Backend&)>& body) {
   const InCall in_call(in_call_);
@@ -69,25 +71,46 @@ void ContextImpl::check() {
   guard([](Backend& backend) { backend.check(); });
 }
 
-void ContextImpl::note_routed(std::int64_t call_index, std::int64_t num_tokens) {
-  last_routed_call_ = call_index;
-  last_num_tokens_ = num_tokens;
+void ContextImpl::note_routed(const ForwardCall& call) {
+  last_call_ = {};
+  last_call_.call = call.index;
+  last_call_.tokens = call.num_tokens;
+  if (!call.ticket) return;
+  last_call_.slot = call.ticket->slot;
+  last_call_.slot_layer = call.ticket->layer;
 }
 
 CallStatistics ContextImpl::last_call() {
-  CallStatistics statistics;
-  if (last_routed_call_ == 0 || backend_ == nullptr) return statistics;
+  if (last_call_.call == 0 || backend_ == nullptr) return {};
+  CallStatistics statistics = last_call_;
   const RoutingLoad load = backend_->load();
-  statistics.call = last_routed_call_;
-  statistics.tokens = last_num_tokens_;
+  statistics.is_recomputed = load.is_recomputed;
   statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
   statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
   return statistics;
 }
 
+void ContextImpl::select_slot(std::int64_t slot, std::int64_t num_layers) {
+  guard([&](Backend&) { slots_->select(slot, num_layers); });
+}
+
+std::int64_t ContextImpl::selected_slot() const { return slots_ ? slots_->selected_slot() : 0; }
+
+void ContextImpl::reset() {
+  guard([&](Backend& backend) {
+    slots_->reset();
+    backend.reset_slots();
+  });
+}
+
+RegionPeaks ContextImpl::region_peaks() {
+  return backend_ == nullptr ? RegionPeaks{} : backend_->region_peaks();
+}
+
 void ContextImpl::close() {
   const InCall in_call(in_call_);
   backend_.reset();
+  slots_.reset();
 }
 
 Context Context::create(const Config& config, std::shared_ptr<Communicator> communicator,
@@ -119,6 +142,12 @@ std::int64_t Context::num_local_experts() const {
 
 CallStatistics Context::last_call() const { return impl_->last_call(); }
 void Context::check() { impl_->check(); }
+void Context::select_activation_slot(std::int64_t slot, std::int64_t num_moe_layers) {
+  impl_->select_slot(slot, num_moe_layers);
+}
+std::int64_t Context::selected_activation_slot() const { return impl_->selected_slot(); }
+void Context::reset() { impl_->reset(); }
+RegionPeaks Context::region_peaks() const { return impl_->region_peaks(); }
 std::int64_t Context::allocated_bytes() const { return impl_->allocated_bytes(); }
 void Context::close() { impl_->close(); }
 bool Context::is_closed() const noexcept { return !impl_ || impl_->is_closed(); }

@@ -8,6 +8,8 @@
 
 #include "backend/backend.hpp"
 #include "distmoe/context.hpp"
+#include "distmoe/saved_forward.hpp"
+#include "plan/slot_ledger.hpp"
 
 namespace distmoe {
 
@@ -22,14 +24,25 @@ class ContextImpl {
   int rank() const { return rank_; }
   int size() const { return size_; }
   Device device() const { return device_; }
+  Backend* backend() const { return backend_.get(); }  ///< null after close()
   std::int64_t allocated_bytes() const { return backend_ ? backend_->allocated_bytes() : 0; }
 
   /// Runs one collective call: refuses a closed or faulted context and overlapping calls, numbers
   /// the call, and after an error that leaves ranks out of step lets nothing but close() through.
   void run_call(const std::function<void(Backend&, std::int64_t call_index)>& call);
-  void note_routed(std::int64_t call_index, std::int64_t num_tokens);
+  void note_routed(const ForwardCall& call);
   CallStatistics last_call();
   void check();
+
+  /// Which forwards are live in which slot; null after close().
+  const std::shared_ptr<SlotLedger>& slots() const { return slots_; }
+  void select_slot(std::int64_t slot, std::int64_t num_layers);
+  std::int64_t selected_slot() const;
+  void reset();
+  RegionPeaks region_peaks();
+  /// Takes `forward` out of its slot, at the end of its backward. Throws invalid_argument where it
+  /// is not the last live one of the slot, and changes nothing.
+  void end_backward(const SavedForward& forward);
 
   void close();
   bool is_closed() const { return !backend_; }
@@ -45,9 +58,9 @@ class ContextImpl {
   Device device_;
   std::int64_t num_calls_ = 0;
   std::atomic_flag in_call_;
-  std::string fault_;  ///< why later calls are refused; empty while all is well
-  std::int64_t last_routed_call_ = 0;
-  std::int64_t last_num_tokens_ = 0;
+  std::string fault_;         ///< why later calls are refused; empty while all is well
+  CallStatistics last_call_;  ///< what the host knows of it
+  std::shared_ptr<SlotLedger> slots_;
 };
 
 }  // namespace distmoe

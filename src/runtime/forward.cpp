@@ -1,49 +1,85 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward sequence, written once for every backend.
+#include <memory>
 #include <optional>
 
 #include "core/check.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "runtime/call_check.hpp"
 #include "runtime/context_impl.hpp"
+#include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
 namespace {
 
+/// What a caller brings.
+struct Arguments {
+  const RoutedInput& input;
+  const ExpertWeights& weights;
+  const TensorView& y_TD;
+  const CallOptions& options;
+  bool saves;
+};
+
+/// The place that a saving call takes.
+SlotTicket check_slot(const ContextImpl& context) {
+  const Config& config = context.config();
+  DISTMOE_CHECK(config.combine == Combine::kPerRoute ||
+                    config.activation_policy == ActivationPolicy::kLean || config.inference,
+                kUnsupported,
+                "combine per_rank sends sums, so that activation_policy full has no results of "
+                "routes to keep; activation_policy lean does without them");
+  return context.slots()->next();
+}
+
 /// Checks the arguments. A refusal is returned, not thrown: the peers must hear of it first.
 ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_index,
-                              const RoutedInput& input, const ExpertWeights& weights,
-                              const TensorView& y_TD, const CallOptions& options,
-                              std::optional<Error>& refusal) {
+                              const Arguments& arguments, std::optional<Error>& refusal) {
   try {
-    return check_forward_call(context, call_index, input, weights, y_TD, options);
+    ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
+                                          arguments.y_TD, arguments.options);
+    call.saves = arguments.saves;
+    if (call.saves) call.ticket = check_slot(context);
+    return call;
   } catch (const Error& error) {
     refusal = Error(error.code(),
                     concat("rank ", context.rank(), ", call ", call_index, ": ", error.what()));
   }
   ForwardCall refused;
   refused.index = call_index;
-  refused.stream = options.stream;
+  refused.saves = arguments.saves;
+  refused.stream = arguments.options.stream;
   return refused;
+}
+
+void forward(ContextImpl& context, const Arguments& arguments) {
+  context.run_call([&](Backend& backend, std::int64_t call_index) {
+    std::optional<Error> refusal;
+    const ForwardCall call = check_at_the_door(context, call_index, arguments, refusal);
+    backend.publish(call, refusal);
+    backend.route(call);
+    context.note_routed(call);
+    backend.carve(call);
+    backend.dispatch_w13_swiglu(call);
+    backend.w2_scatter(call);
+    backend.combine(call);
+  });
 }
 
 }  // namespace
 
 void routed_experts(Context& context, const RoutedInput& input, const ExpertWeights& weights,
                     const TensorView& y_TD, const CallOptions& options) {
+  forward(context.impl(), {input, weights, y_TD, options, false});
+}
+
+SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
+                                   const ExpertWeights& weights, const TensorView& y_TD,
+                                   const CallOptions& options) {
   ContextImpl& impl = context.impl();
-  impl.run_call([&](Backend& backend, std::int64_t call_index) {
-    std::optional<Error> refusal;
-    const ForwardCall call =
-        check_at_the_door(impl, call_index, input, weights, y_TD, options, refusal);
-    backend.publish(call, refusal);
-    backend.route(call);
-    impl.note_routed(call_index, call.num_tokens);
-    backend.dispatch_w13_swiglu(call);
-    backend.w2_scatter(call);
-    backend.combine(call);
-  });
+  forward(impl, {input, weights, y_TD, options, true});
+  return SavedForward(std::make_unique<SavedForwardImpl>(impl.slots(), impl.slots()->push()));
 }
 
 }  // namespace distmoe

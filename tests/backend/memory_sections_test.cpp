@@ -91,6 +91,7 @@ void forward(ContextImpl& impl, const RankCall& arguments) {
         check_forward_call(impl, index, arguments.input, arguments.weights, arguments.y_view(), {});
     backend.publish(call, std::nullopt);
     backend.route(call);
+    backend.carve(call);
     backend.dispatch_w13_swiglu(call);
     backend.w2_scatter(call);
     backend.combine(call);

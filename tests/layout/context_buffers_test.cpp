@@ -53,6 +53,7 @@ TEST(ContextBuffers, MetadataIsOneSetForInferenceAndOneMorePerSavedCall) {
   config.max_moe_layers_per_activation_slot = 5;
   config.num_activation_slots = 4;
   const ContextBuffers training = context_buffers(config, 3, {}, 384, 4);
+  EXPECT_EQ(bytes_of(training.metadata, "tokens of all ranks"), 128);  // 3 int64
   EXPECT_EQ(bytes_of(training.metadata, "ids of all ranks"), 3 * 192 * 4);
   EXPECT_EQ(bytes_of(training.metadata, "scores"), 192 * 4);
   EXPECT_EQ(bytes_of(training.metadata, "row origins"), 384 * 12);
@@ -63,8 +64,23 @@ TEST(ContextBuffers, MetadataIsOneSetForInferenceAndOneMorePerSavedCall) {
   EXPECT_EQ(bytes_of(training.metadata, "saved row counts"), 4 * 5 * 256);
   config.inference = true;
   const ContextBuffers inference = context_buffers(config, 3, {}, 384, 4);
-  EXPECT_EQ(inference.metadata.size(), 7u);
-  EXPECT_EQ(training.metadata.size(), 14u);
+  EXPECT_EQ(inference.metadata.size(), 8u);
+  EXPECT_EQ(training.metadata.size(), 16u);
+}
+
+TEST(ContextBuffers, SlotRecordsFollowSlotsLayersAndRanks) {
+  Config config = small_config();
+  config.max_moe_layers_per_activation_slot = 50;
+  config.num_activation_slots = 40;
+  for (const BackendKind backend : {BackendKind::kCpu, BackendKind::kCuda}) {
+    const ContextBuffers training = context_buffers(config, 3, {.backend = backend}, 384, 4);
+    EXPECT_EQ(bytes_of(training.control, "slot states"), 1024);              // 40 * 24, aligned
+    EXPECT_EQ(bytes_of(training.control, "slot bytes of all ranks"), 1024);  // 40 * 3 * 8
+    EXPECT_EQ(bytes_of(training.control, "saved layers"), 80000);            // 40 * 50 * 40
+    EXPECT_EQ(bytes_of(training.control, "slot bytes before a layer"), 48000);
+  }
+  config.inference = true;
+  EXPECT_EQ(context_buffers(config, 3, {}, 384, 4).control.size(), 2u);
 }
 
 TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {

@@ -8,8 +8,8 @@
 #include <new>
 #include <vector>
 
-#include "plan/activation_slots.hpp"
 #include "plan/plan_testing.hpp"
+#include "plan/rank_slots.hpp"
 
 namespace {
 std::size_t num_allocations = 0;
@@ -31,7 +31,7 @@ TEST(SlotAllocation, DecisionsAllocateNothing) {
   config.max_moe_layers_per_activation_slot = 4;
   config.num_activation_slots = 3;
   config.activation_slot_capacity_factor = 0.5;
-  ActivationSlots slots(config, plan_memory(config, 3), 3, 1);
+  RankSlots slots(config, plan_memory(config, 3), 3, 1);
   const std::vector<std::int64_t> tokens = {64, 0, 31};
   const std::vector<std::int64_t> rows = {150, 192, 7};
   std::vector<LiveForward> live(12);

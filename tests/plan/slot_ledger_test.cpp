@@ -6,8 +6,8 @@
 
 #include <gtest/gtest.h>
 
-#include "plan/activation_slots.hpp"
 #include "plan/plan_testing.hpp"
+#include "plan/rank_slots.hpp"
 
 namespace distmoe {
 namespace {
@@ -123,10 +123,10 @@ TEST(SlotLedger, InferenceSelectsNothingAndSavesNothing) {
       kInvalid, [&] { ledger.push(); }, "no activation slots");
 }
 
-TEST(ActivationSlots, ErrorsLeaveTheBytesAsTheyWere) {
+TEST(RankSlots, ErrorsLeaveTheBytesAsTheyWere) {
   Config config = small_config();
   config.num_activation_slots = 2;
-  ActivationSlots slots(config, plan_memory(config, 2), 2, 1);
+  RankSlots slots(config, plan_memory(config, 2), 2, 1);
   const std::vector<std::int64_t> tokens = {11, 23};
   const std::vector<std::int64_t> rows = {5, 97};
   const LiveForward first = slots.push(tokens, rows);
@@ -147,10 +147,10 @@ TEST(ActivationSlots, ErrorsLeaveTheBytesAsTheyWere) {
   EXPECT_EQ(slots.peak_bytes(0), used);
 }
 
-TEST(ActivationSlots, ResetEmptiesWhatAnAbortedScheduleLeft) {
+TEST(RankSlots, ResetEmptiesWhatAnAbortedScheduleLeft) {
   Config config = small_config();
   config.num_activation_slots = 2;
-  ActivationSlots slots(config, plan_memory(config, 1), 1, 0);
+  RankSlots slots(config, plan_memory(config, 1), 1, 0);
   const std::vector<std::int64_t> tokens = {64};
   const std::vector<std::int64_t> rows = {100};
   slots.select(1, 2);

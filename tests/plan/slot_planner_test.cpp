@@ -10,14 +10,14 @@
 #include <random>
 #include <vector>
 
-#include "plan/activation_slots.hpp"
 #include "plan/plan_testing.hpp"
+#include "plan/rank_slots.hpp"
 
 namespace distmoe {
 namespace {
 
 struct Group {
-  std::vector<ActivationSlots> ranks;
+  std::vector<RankSlots> ranks;
   MemoryPlan plan;
 
   Group(const Config& config, int ep_size) : plan(plan_memory(config, ep_size)) {
@@ -26,14 +26,14 @@ struct Group {
   std::vector<LiveForward> push(const std::vector<std::int64_t>& tokens,
                                 const std::vector<std::int64_t>& rows) {
     std::vector<LiveForward> forwards;
-    for (ActivationSlots& slots : ranks) forwards.push_back(slots.push(tokens, rows));
+    for (RankSlots& slots : ranks) forwards.push_back(slots.push(tokens, rows));
     return forwards;
   }
   void pop(const std::vector<LiveForward>& forwards) {
     for (std::size_t r = 0; r < ranks.size(); ++r) ranks[r].pop(forwards[r]);
   }
   void select(std::int64_t slot, std::int64_t layers) {
-    for (ActivationSlots& slots : ranks) slots.select(slot, layers);
+    for (RankSlots& slots : ranks) slots.select(slot, layers);
   }
 };
 
@@ -93,7 +93,7 @@ class Walk {
     for (auto& stack : stacks_) {
       while (!stack.empty()) backward(stack);
     }
-    for (ActivationSlots& rank : group_.ranks) {
+    for (RankSlots& rank : group_.ranks) {
       for (std::int64_t slot = 0; slot < config_.num_activation_slots; ++slot) {
         EXPECT_EQ(rank.used_bytes(slot), 0);
         EXPECT_EQ(rank.ledger().num_live(slot), 0);

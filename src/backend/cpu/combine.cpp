@@ -84,7 +84,7 @@ void CpuBackend::combine(const ForwardCall& call) {
 /// y = bf16(sum_k fp32(h3) * score), k in order.
 void CpuBackend::sum_routes(const ForwardCall& call) {
   const std::int64_t top_k = setup_.config.top_k;
-  const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
+  const float* scores = metadata_.scores.data();
   const auto* returned =
       reinterpret_cast<const BF16*>(memory_.buffer(buffer_name::kReceiveStaging).data());
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
@@ -100,7 +100,9 @@ void CpuBackend::sum_routes(const ForwardCall& call) {
         std::fill_n(sums.data(), count, 0.0f);
         for (std::int64_t route = token * top_k; route < (token + 1) * top_k; ++route) {
           if (ids[route] < 0) continue;
-          add_scaled(route_row(route) + column, scores[route], sums.data(), count);
+          const BF16* h3 = route_row(route) + column;
+          add_scaled(h3, scores[route], sums.data(), count);
+          if (kept_h3_.data != nullptr) std::copy_n(h3, count, kept_h3_.row(route) + column);
         }
         round_with_bias(sums.data(), nullptr, output_row(call.y_TD, token) + column, count);
       }
@@ -112,7 +114,7 @@ void CpuBackend::sum_routes(const ForwardCall& call) {
 void CpuBackend::sum_ranks(const ForwardCall& call) {
   const std::int64_t top_k = setup_.config.top_k;
   const std::int64_t width = h3_.width;
-  const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
+  const float* scores = metadata_.scores.data();
   const auto* returned =
       reinterpret_cast<const float*>(memory_.buffer(buffer_name::kReceiveStaging).data());
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;

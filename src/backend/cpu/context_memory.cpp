@@ -26,14 +26,8 @@ ContextMemory::~ContextMemory() {
   if (base_ != nullptr) munmap(base_, static_cast<std::size_t>(plan_.allocated_bytes));
 }
 
-std::span<std::byte> ContextMemory::scratch() const {
-  return {base_ + plan_.total_activation_bytes,
-          static_cast<std::size_t>(plan_.device_scratch_bytes + plan_.host_scratch_bytes)};
-}
-
 std::span<std::byte> ContextMemory::buffer(std::string_view name) const {
-  std::int64_t offset =
-      plan_.total_activation_bytes + plan_.device_scratch_bytes + plan_.host_scratch_bytes;
+  std::int64_t offset = plan_.total_virtual_bytes;
   for (const auto* list : {&plan_.communication_buffers, &plan_.metadata_buffers,
                            &plan_.control_buffers, &plan_.workspace_buffers}) {
     for (const PlanBuffer& candidate : *list) {

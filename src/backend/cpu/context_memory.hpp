@@ -20,7 +20,10 @@ class ContextMemory {
   ContextMemory(const ContextMemory&) = delete;
   ContextMemory& operator=(const ContextMemory&) = delete;
 
-  std::span<std::byte> scratch() const;
+  /// [slots | host scratch | device scratch].
+  std::span<std::byte> activations() const {
+    return {base_, static_cast<std::size_t>(plan_.total_virtual_bytes)};
+  }
   /// The buffer of that name in the plan's lists; empty where the plan has none.
   std::span<std::byte> buffer(std::string_view name) const;
   /// The same as elements of a type, as many as fit.

@@ -10,12 +10,11 @@
 namespace distmoe::cpu {
 namespace {
 
-RoutingBuffers routing_buffers(const ContextMemory& memory) {
-  return {.row_origin = memory.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
-          .received_row = memory.buffer_of<std::int32_t>(buffer_name::kReceivedRow),
-          .row_of_route = memory.buffer_of<std::int64_t>(buffer_name::kRowOfRoute),
-          .counts = memory.buffer_of<std::int64_t>(buffer_name::kRowCounts),
-          .expert_begin = memory.buffer_of<std::int64_t>(buffer_name::kExpertBegin)};
+SlotRecords slot_records(const ContextMemory& memory) {
+  return {.states = memory.buffer_of<SlotState>(buffer_name::kSlotStates),
+          .saved = memory.buffer_of<std::int64_t>(buffer_name::kSlotBytes),
+          .layers = memory.buffer_of<SavedLayer>(buffer_name::kSavedLayers),
+          .saved_before = memory.buffer_of<std::int64_t>(buffer_name::kSavedBefore)};
 }
 
 /// A token that names an expert twice in any rank's ids.
@@ -40,9 +39,11 @@ CpuBackend::CpuBackend(BackendSetup setup)
       capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
       headers_(memory_.buffer_of<CallHeader>(buffer_name::kCallHeaders)
                    .first(static_cast<std::size_t>(setup_.size))),
+      metadata_(call_metadata(memory_, std::nullopt)),
       ids_(static_cast<std::size_t>(setup_.size)),
       routing_(setup_.config.num_experts, setup_.config.top_k, setup_.rank, setup_.size,
-               routing_buffers(memory_)),
+               metadata_.routing),
+      slots_(setup_.config, setup_.plan, setup_.size, setup_.rank, slot_records(memory_)),
       rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
   const CpuWorkspaceLayout layout(setup_.config);
   const std::span<std::byte> workspace = memory_.buffer(buffer_name::kWorkspace);
@@ -69,20 +70,11 @@ void CpuBackend::route(const ForwardCall& call) {
                     ? "; a token names an expert twice, which distinct_experts = false plans for"
                     : "");
   routing_.order(ids_);
-
-  const LayerBytes<> bytes{layer_dims(setup_.config)};
-  const LayerRegions regions = bytes.scratch_regions(routing_.num_rows());
-  std::byte* base = memory_.scratch().data();
-  const auto rows_at = [&](std::int64_t offset, std::int64_t width) {
-    return DenseRows{reinterpret_cast<BF16*>(base + offset), width};
-  };
-  x_ = rows_at(0, setup_.config.hidden_dim);
-  h1_ = rows_at(regions.x, 2 * setup_.config.intermediate_dim);
-  h2_ = rows_at(regions.x + regions.h1, setup_.config.intermediate_dim);
-  h3_ = x_;
 }
 
-RoutingLoad CpuBackend::load() { return {routing_.rows_per_rank(), rows_per_expert_}; }
+RoutingLoad CpuBackend::load() {
+  return {routing_.rows_per_rank(), rows_per_expert_, is_recomputed_};
+}
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {
   return std::make_unique<CpuBackend>(std::move(setup));

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/cpu/call_metadata.hpp"
 #include "backend/cpu/context_memory.hpp"
 #include "backend/cpu/matmul.hpp"
 #include "backend/cpu/routing.hpp"
 #include "backend/cpu/thread_pool.hpp"
 #include "layout/call_header.hpp"
 #include "plan/layer_bytes.hpp"
+#include "plan/slot_stacks.hpp"
 
 namespace distmoe::cpu {
 
@@ -26,12 +28,17 @@ struct DenseRows {
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(BackendSetup setup);
+  const ContextMemory& memory() const { return memory_; }
 
   void publish(const ForwardCall& call, const std::optional<Error>& refusal) override;
   void route(const ForwardCall& call) override;
+  void carve(const ForwardCall& call) override;
   void dispatch_w13_swiglu(const ForwardCall& call) override;
   void w2_scatter(const ForwardCall& call) override;
   void combine(const ForwardCall& call) override;
+  void rewind(const SlotTicket& ticket) override;
+  void reset_slots() override;
+  RegionPeaks region_peaks() override;
 
   void check() override {}
   RoutingLoad load() override;
@@ -39,9 +46,13 @@ class CpuBackend final : public Backend {
 
  private:
   // publish.cpp
+  void take_metadata(const ForwardCall& call);
   void exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal);
   void exchange_ids(const ForwardCall& call);
+  // carve.cpp
+  void note_scratch(std::int64_t bytes);
   // dispatch.cpp
+  void keep_own_rows(const ForwardCall& call);
   void exchange_rows(const ForwardCall& call);
   void exchange_scores(const ForwardCall& call);
   void gather_rows(const ForwardCall& call);
@@ -74,15 +85,21 @@ class CpuBackend final : public Backend {
   std::int64_t capacity_rows_;         ///< rows that the plan has for a call, padding not counted
 
   std::span<CallHeader> headers_;
+  CallMetadata metadata_;  ///< of this call
   std::vector<RankIds> ids_;
   Routing routing_;
+  SlotStacks slots_;
+  RegionPeaks peaks_;  ///< of scratch
+  bool is_recomputed_ = false;
   std::vector<std::int64_t> rows_per_expert_;
   std::vector<ProductTask> tasks_;
-  // This call's regions of scratch.
+  // This call's regions, in scratch or in its slot.
   DenseRows x_;
   DenseRows h1_;
   DenseRows h2_;
-  DenseRows h3_;  ///< takes the place of x_
+  DenseRows h3_;       ///< in scratch, where it takes the place of an x_ that is not saved
+  DenseRows kept_x_;   ///< own rows of a call that recomputes or saves lean, else null
+  DenseRows kept_h3_;  ///< [T * K] of a call that saves, else null
 };
 
 }  // namespace distmoe::cpu

@@ -54,7 +54,7 @@ void CpuBackend::exchange_scores(const ForwardCall& call) {
   std::vector<float*> next;
   next.reserve(send.size());
   for (const auto& block : send) next.push_back(reinterpret_cast<float*>(block.data()));
-  const float* scores = memory_.buffer_of<float>(buffer_name::kScores).data();
+  const float* scores = metadata_.scores.data();
   const RankIds& own = ids_[static_cast<std::size_t>(setup_.rank)];
   for (std::int64_t route = 0; route < call.num_tokens * setup_.config.top_k; ++route) {
     if (own.ids[route] < 0) continue;
@@ -62,6 +62,15 @@ void CpuBackend::exchange_scores(const ForwardCall& call) {
     if (peer != static_cast<std::size_t>(setup_.rank)) *next[peer]++ = scores[route];
   }
   communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+}
+
+/// What the gathered rows can be made of again.
+void CpuBackend::keep_own_rows(const ForwardCall& call) {
+  if (kept_x_.data == nullptr) return;
+  const std::size_t row_bytes = static_cast<std::size_t>(kept_x_.width) * sizeof(BF16);
+  for (std::int64_t token = 0; token < call.num_tokens; ++token) {
+    std::memcpy(kept_x_.row(token), row_of(call.x_TD, token), row_bytes);
+  }
 }
 
 void CpuBackend::gather_rows(const ForwardCall& call) {

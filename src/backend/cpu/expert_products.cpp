@@ -60,6 +60,7 @@ void CpuBackend::dispatch_w13_swiglu(const ForwardCall& call) {
     if (setup_.config.combine == Combine::kPerRank) exchange_scores(call);
   }
   gather_rows(call);
+  keep_own_rows(call);
   list_tasks(setup_.config.intermediate_dim, kGateUpColumns);
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int worker) { w13_swiglu_task(call, task, worker); });

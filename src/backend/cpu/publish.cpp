@@ -32,12 +32,36 @@ void copy_scores(const TensorView& scores, float* out) {
   }
 }
 
+std::string call_text(const CallHeader& header) {
+  return concat(header.kind == CallKind::kSavingForward ? "saving call " : "call ", header.index,
+                " of context ", header.context);
+}
+
+std::string place_text(const CallHeader& header) {
+  return concat("activation slot ", header.slot, ", layer ", header.slot_layer, " of ",
+                header.slot_layers);
+}
+
 }  // namespace
 
 void CpuBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
   exchange_headers(call, refusal);
+  take_metadata(call);
   exchange_ids(call);
-  copy_scores(call.topk_scores_TK, memory_.buffer_of<float>(buffer_name::kScores).data());
+  copy_scores(call.topk_scores_TK, metadata_.scores.data());
+}
+
+void CpuBackend::take_metadata(const ForwardCall& call) {
+  std::optional<std::int64_t> saved_set;
+  if (call.ticket) {
+    saved_set =
+        call.ticket->slot * setup_.config.max_moe_layers_per_activation_slot + call.ticket->layer;
+  }
+  metadata_ = call_metadata(memory_, saved_set);
+  routing_.bind(metadata_.routing);
+  for (std::size_t peer = 0; peer < headers_.size(); ++peer) {
+    metadata_.tokens[peer] = headers_[peer].num_tokens;
+  }
 }
 
 void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal) {
@@ -45,8 +69,13 @@ void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<E
   mine = {.context = setup_.context_number,
           .index = call.index,
           .num_tokens = call.num_tokens,
-          .kind = CallKind::kForward,
+          .kind = call.saves ? CallKind::kSavingForward : CallKind::kForward,
           .refusal = to_refusal(refusal)};
+  if (call.ticket) {
+    mine.slot = call.ticket->slot;
+    mine.slot_layer = call.ticket->layer;
+    mine.slot_layers = call.ticket->slot_layers;
+  }
   if (!is_single()) {
     all_gather(communicator(), CallHeader(mine), headers_, setup_.timeout);
   }
@@ -55,21 +84,28 @@ void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<E
     const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
     DISTMOE_CHECK(
         header.context == mine.context && header.index == call.index && header.kind == mine.kind,
-        kPeerMismatch, "rank ", peer, " is in call ", header.index, " of context ", header.context,
-        " while rank ", setup_.rank, " is in call ", call.index, " of context ", mine.context,
-        "; every rank makes the same calls in the same order");
+        kPeerMismatch, "rank ", peer, " is in ", call_text(header), " while rank ", setup_.rank,
+        " is in ", call_text(mine), "; every rank makes the same calls in the same order");
     refusals.push_back(header.refusal);
   }
   throw_if_refused(refusals, setup_.rank, refusal, concat("call ", call.index));
+  for (int peer = 0; peer < setup_.size; ++peer) {
+    const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
+    DISTMOE_CHECK(header.slot == mine.slot && header.slot_layer == mine.slot_layer &&
+                      header.slot_layers == mine.slot_layers,
+                  kPeerMismatch, "in call ", call.index, " rank ", peer, " saves in ",
+                  place_text(header), " while rank ", setup_.rank, " saves in ", place_text(mine),
+                  "; every rank selects the same activation slots and depths");
+  }
 }
 
 void CpuBackend::exchange_ids(const ForwardCall& call) {
-  std::span<std::int32_t> next = memory_.buffer_of<std::int32_t>(buffer_name::kIds);
+  std::span<std::int32_t> next = metadata_.ids;
   const auto size = static_cast<std::size_t>(setup_.size);
   const auto rank = static_cast<std::size_t>(setup_.rank);
   std::vector<std::span<std::byte>> receive(size);
   for (std::size_t peer = 0; peer < size; ++peer) {
-    const std::int64_t tokens = headers_[peer].num_tokens;
+    const std::int64_t tokens = metadata_.tokens[peer];
     const auto count = static_cast<std::size_t>(tokens * setup_.config.top_k);
     ids_[peer] = {next.data(), tokens};
     receive[peer] = std::as_writable_bytes(next.first(count));

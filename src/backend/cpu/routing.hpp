@@ -34,6 +34,8 @@ class Routing {
  public:
   Routing(std::int64_t num_experts, std::int64_t top_k, int rank, int size, RoutingBuffers buffers);
 
+  /// Works in other buffers from now on.
+  void bind(const RoutingBuffers& buffers) { buffers_ = buffers; }
   /// Counts the rows of every expert and rank. After it rows_per_rank() and rows_of() are valid.
   void count(std::span<const RankIds> ids);
   /// Fills the row maps. Call after count(), when rows_per_rank()[rank] fits the buffers.

@@ -192,6 +192,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
 void CudaBackend::route(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
   const RouteArgs args{
+      .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
       .groups = memory_.buffer_of<TileGroup>(buffer_name::kTileGroups),
       .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
@@ -328,15 +329,36 @@ void CudaBackend::copy_from_device(void* out, const void* source, std::size_t by
 
 void CudaBackend::check() {
   const DeviceScope scope(setup_.device);
-  wait_for_calls();
   auto* state = memory_.buffer_of<CallState>(buffer_name::kCallState);
-  CallState copy{};
-  copy_from_device(&copy, state, sizeof(copy));
+  const CallState copy = read_state();
   if (copy.first_fault.kind == FaultKind::kNone) return;
   DISTMOE_CUDA_CHECK(
       cudaMemsetAsync(&state->first_fault, 0, sizeof(state->first_fault), own_stream_));
   DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
   throw_fault(copy.first_fault, copy.first_fault_call, setup_);
+}
+
+CallState CudaBackend::read_state() {
+  wait_for_calls();
+  CallState state{};
+  copy_from_device(&state, memory_.buffer(buffer_name::kCallState), sizeof(state));
+  return state;
+}
+
+RegionPeaks CudaBackend::region_peaks() {
+  const DeviceScope scope(setup_.device);
+  RegionPeaks peaks;
+  peaks.device_scratch_bytes =
+      LayerBytes<>{layer_dims(setup_.config)}.scratch(read_state().peak_rows);
+  return peaks;
+}
+
+void CudaBackend::reset_slots() {
+  const DeviceScope scope(setup_.device);
+  wait_for_calls();
+  auto* state = memory_.buffer_of<CallState>(buffer_name::kCallState);
+  DISTMOE_CUDA_CHECK(cudaMemsetAsync(&state->peak_rows, 0, sizeof(state->peak_rows), own_stream_));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
 }
 
 RoutingLoad CudaBackend::load() {

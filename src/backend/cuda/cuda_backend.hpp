@@ -30,6 +30,12 @@ class CudaBackend final : public Backend {
   void w2_scatter(const ForwardCall& call) override;
   void combine(const ForwardCall& call) override;
 
+  // Inference contexts alone: regions are placed at creation, and there are no slots.
+  void carve(const ForwardCall&) override {}
+  void rewind(const SlotTicket&) override {}
+  void reset_slots() override;
+  RegionPeaks region_peaks() override;
+
   void check() override;
   RoutingLoad load() override;
   std::int64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
@@ -41,6 +47,7 @@ class CudaBackend final : public Backend {
   /// Waits for the calls of this context alone: on a shared device a peer may already wait for this
   /// rank's next call.
   void wait_for_calls();
+  CallState read_state();
   void copy_from_device(void* out, const void* source, std::size_t bytes);
   GroupedGemmArgs product_args() const;
   RowTable h2_rows() const;

@@ -19,6 +19,8 @@ struct alignas(128) CallState {
   /// The first fault since the last check, and the call in which it was.
   FaultRecord first_fault;
   std::int64_t first_fault_call;
+  /// The most rows that a call has routed to this rank.
+  std::int64_t peak_rows;
 };
 
 }  // namespace distmoe::cuda

@@ -254,6 +254,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Rou
   if (threadIdx.x == 0) {
     args.expert_begin[local.count] = num_rows;
     args.frame->num_rows = num_rows;
+    args.state->peak_rows = max(args.state->peak_rows, std::int64_t{num_rows});
     args.frame->num_gather_rows = num_gathered;
   }
   __syncthreads();

@@ -17,6 +17,7 @@ inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChu
 inline constexpr int kMaxExperts = 8192;
 
 struct RouteArgs {
+  CallState* state = nullptr;
   CallFrame* frame = nullptr;
   TileGroup* groups = nullptr;           ///< [max_tile_groups(L, P)]
   const PeerWindows* windows = nullptr;  ///< [P]
