@@ -88,11 +88,12 @@ class DISTMOE_EXPORT Context {
   /// Bytes that this context holds now, counted by its allocator; 0 after close().
   std::int64_t allocated_bytes() const;
 
-  /// Frees everything. Idempotent; not collective. Every later call throws closed.
+  /// Frees everything. Idempotent; not collective. Every later call throws closed, as one on a
+  /// context that was moved from does.
   void close();
   bool is_closed() const noexcept;
 
-  ContextImpl& impl();  ///< for distmoe itself
+  ContextImpl& impl() const;  ///< for distmoe itself; throws closed where moved from
 
  private:
   explicit Context(std::unique_ptr<ContextImpl> impl);

@@ -42,9 +42,10 @@ struct RoutingLoad {
 };
 
 /// The steps of a call, in the order in which the sequence takes them. Each is collective in the
-/// sense that every rank takes it. On the CPU a step that throws throws on all ranks (peer_lost
-/// aside). On a device the host does not wait: steps are enqueued, a failed call computes nothing
-/// and its fault is what check() throws.
+/// sense that every rank takes it. On the CPU publish and route throw what they find
+/// on all ranks; any other exception is of one rank alone, whose context leaves the group. On a
+/// device the host does not wait: steps are enqueued, a failed call computes nothing and its fault
+/// is what check() throws.
 class Backend {
  public:
   virtual ~Backend() = default;

@@ -54,9 +54,12 @@ void check_vector_rows(const ContextImpl& context, const char* name, const Tenso
   if (context.device().type == DeviceType::kCpu || rows.num_elements() == 0) return;
   constexpr std::int64_t kVectorBytes = 16;
   const auto element_bytes = static_cast<std::int64_t>(size_of(rows.dtype));
-  DISTMOE_CHECK(reinterpret_cast<std::uintptr_t>(rows.data) % kVectorBytes == 0 &&
-                    (rows.shape[0] == 1 || rows.strides[0] * element_bytes % kVectorBytes == 0),
-                kUnsupported, "rows of ", name,
+  bool is_aligned = reinterpret_cast<std::uintptr_t>(rows.data) % kVectorBytes == 0;
+  for (int dim = 0; dim + 1 < rows.rank; ++dim) {
+    is_aligned = is_aligned &&
+                 (rows.shape[dim] == 1 || rows.strides[dim] * element_bytes % kVectorBytes == 0);
+  }
+  DISTMOE_CHECK(is_aligned, kUnsupported, "rows of ", name,
                 " must start at multiples of 16 bytes on CUDA, got ", rows.describe(), " at ",
                 rows.data);
 }
@@ -141,6 +144,7 @@ void resolve_w13(const ContextImpl& context, const TensorView& w13, std::int64_t
   check_dtype("w13", w13, DType::kBF16, DType::kBF16);
   check_memory(context, "w13", w13);
   check_row_major("w13", w13);
+  check_vector_rows(context, "w13", w13);
   const int row_dim = has_halves ? 2 : 1;
   // A half of one row has no stride between rows.
   const std::int64_t row_stride =
@@ -166,6 +170,7 @@ void resolve_w2(const ContextImpl& context, const TensorView& w2, std::int64_t n
   check_dtype("w2", w2, DType::kBF16, DType::kBF16);
   check_memory(context, "w2", w2);
   check_row_major("w2", w2);
+  check_vector_rows(context, "w2", w2);
   DISTMOE_CHECK(
       w2.num_elements() == 0 || config.hidden_dim == 1 || w2.strides[1] >= config.intermediate_dim,
       kInvalidArgument, "rows of w2 need a stride of at least ", config.intermediate_dim, ", got ",

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/current_error.hpp"
 #include "core/log.hpp"
 #include "plan/expert_partition.hpp"
 #include "runtime/context_impl.hpp"
@@ -12,10 +13,15 @@
 namespace distmoe {
 namespace {
 
-/// Ranks are no longer known to be in step after these.
-bool leaves_ranks_out_of_step(ErrorCode code) {
-  return code == ErrorCode::kPeerLost || code == ErrorCode::kPeerMismatch ||
-         code == ErrorCode::kDeviceFault || code == ErrorCode::kInternal;
+/// What every rank of the call gets, so that all stay in step.
+bool is_agreed(ErrorCode code) {
+  return code == ErrorCode::kInvalidArgument || code == ErrorCode::kUnsupported ||
+         code == ErrorCode::kCapacityExceeded;
+}
+
+/// What the peers find by themselves.
+bool is_found_by_peers(ErrorCode code) {
+  return code == ErrorCode::kPeerMismatch || code == ErrorCode::kPeerLost;
 }
 
 class InCall {
@@ -37,9 +43,11 @@ class InCall {
 }  // namespace
 
 ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
-                         int rank, int size, Device device)
+                         std::shared_ptr<Communicator> communicator, int rank, int size,
+                         Device device)
     : config_(config),
       plan_(std::move(plan)),
+      communicator_(std::move(communicator)),
       backend_(std::move(backend)),
       rank_(rank),
       size_(size),
@@ -54,13 +62,17 @@ void ContextImpl::guard(const std::function<void(Backend&)>& body) {
                 "); close it and create another");
   try {
     body(*backend_);
-  } catch (const Error& error) {
-    if (leaves_ranks_out_of_step(error.code())) fault_ = error.what();
-    throw;
-  } catch (const std::exception& error) {
-    fault_ = error.what();
-    throw;
+  } catch (...) {
+    const Error error = current_error(concat("rank ", rank_, ", call ", num_calls_));
+    if (!is_agreed(error.code())) leave_the_others(error);
+    throw Error(error);
   }
+}
+
+void ContextImpl::leave_the_others(const Error& error) {
+  fault_ = error.what();
+  if (communicator_ == nullptr || is_found_by_peers(error.code())) return;
+  communicator_->abort(concat(to_string(error.code()), ": ", error.what()));
 }
 
 void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
@@ -81,12 +93,14 @@ void ContextImpl::note_routed(const ForwardCall& call) {
 }
 
 CallStatistics ContextImpl::last_call() {
-  if (last_call_.call == 0 || backend_ == nullptr) return {};
   CallStatistics statistics = last_call_;
-  const RoutingLoad load = backend_->load();
-  statistics.is_recomputed = load.is_recomputed;
-  statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
-  statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
+  guard([&](Backend& backend) {
+    if (last_call_.call == 0) return;
+    const RoutingLoad load = backend.load();
+    statistics.is_recomputed = load.is_recomputed;
+    statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
+    statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
+  });
   return statistics;
 }
 
@@ -104,7 +118,9 @@ void ContextImpl::reset() {
 }
 
 RegionPeaks ContextImpl::region_peaks() {
-  return backend_ == nullptr ? RegionPeaks{} : backend_->region_peaks();
+  RegionPeaks peaks;
+  guard([&](Backend& backend) { peaks = backend.region_peaks(); });
+  return peaks;
 }
 
 void ContextImpl::close() {
@@ -127,30 +143,35 @@ Context::Context(Context&&) noexcept = default;
 Context& Context::operator=(Context&&) noexcept = default;
 Context::~Context() = default;
 
-const Config& Context::config() const { return impl_->config(); }
-const MemoryPlan& Context::memory_plan() const { return impl_->plan(); }
-int Context::rank() const { return impl_->rank(); }
-int Context::size() const { return impl_->size(); }
+const Config& Context::config() const { return impl().config(); }
+const MemoryPlan& Context::memory_plan() const { return impl().plan(); }
+int Context::rank() const { return impl().rank(); }
+int Context::size() const { return impl().size(); }
 
 std::int64_t Context::first_expert() const {
-  return distmoe::first_expert(impl_->config().num_experts, impl_->size(), impl_->rank());
+  return distmoe::first_expert(impl().config().num_experts, impl().size(), impl().rank());
 }
 
 std::int64_t Context::num_local_experts() const {
-  return distmoe::num_local_experts(impl_->config().num_experts, impl_->size(), impl_->rank());
+  return distmoe::num_local_experts(impl().config().num_experts, impl().size(), impl().rank());
 }
 
-CallStatistics Context::last_call() const { return impl_->last_call(); }
-void Context::check() { impl_->check(); }
+CallStatistics Context::last_call() const { return impl().last_call(); }
+void Context::check() { impl().check(); }
 void Context::select_activation_slot(std::int64_t slot, std::int64_t num_moe_layers) {
-  impl_->select_slot(slot, num_moe_layers);
+  impl().select_slot(slot, num_moe_layers);
 }
-std::int64_t Context::selected_activation_slot() const { return impl_->selected_slot(); }
-void Context::reset() { impl_->reset(); }
-RegionPeaks Context::region_peaks() const { return impl_->region_peaks(); }
-std::int64_t Context::allocated_bytes() const { return impl_->allocated_bytes(); }
-void Context::close() { impl_->close(); }
+std::int64_t Context::selected_activation_slot() const { return impl().selected_slot(); }
+void Context::reset() { impl().reset(); }
+RegionPeaks Context::region_peaks() const { return impl().region_peaks(); }
+std::int64_t Context::allocated_bytes() const { return impl().allocated_bytes(); }
+void Context::close() {
+  if (impl_) impl_->close();
+}
 bool Context::is_closed() const noexcept { return !impl_ || impl_->is_closed(); }
-ContextImpl& Context::impl() { return *impl_; }
+ContextImpl& Context::impl() const {
+  DISTMOE_CHECK(impl_ != nullptr, kClosed, "the context was moved from");
+  return *impl_;
+}
 
 }  // namespace distmoe

@@ -16,8 +16,9 @@ namespace distmoe {
 /// The state of a Context.
 class ContextImpl {
  public:
-  ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend, int rank,
-              int size, Device device);
+  /// `communicator` is null for a single rank.
+  ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
+              std::shared_ptr<Communicator> communicator, int rank, int size, Device device);
 
   const Config& config() const { return config_; }
   const MemoryPlan& plan() const { return plan_; }
@@ -28,7 +29,8 @@ class ContextImpl {
   std::int64_t allocated_bytes() const { return backend_ ? backend_->allocated_bytes() : 0; }
 
   /// Runs one collective call: refuses a closed or faulted context and overlapping calls, numbers
-  /// the call, and after an error that leaves ranks out of step lets nothing but close() through.
+  /// the call, and makes every exception an Error. After one that the other ranks do not get too it
+  /// tells them that this rank leaves, and lets nothing but close() through.
   void run_call(const std::function<void(Backend&, std::int64_t call_index)>& call);
   void note_routed(const ForwardCall& call);
   CallStatistics last_call();
@@ -49,9 +51,11 @@ class ContextImpl {
 
  private:
   void guard(const std::function<void(Backend&)>& body);
+  void leave_the_others(const Error& error);
 
   Config config_;
   MemoryPlan plan_;
+  std::shared_ptr<Communicator> communicator_;
   std::unique_ptr<Backend> backend_;  ///< null after close()
   int rank_;
   int size_;

@@ -8,6 +8,7 @@
 
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
+#include "core/current_error.hpp"
 #include "core/environment.hpp"
 #include "runtime/config_record.hpp"
 #include "runtime/context_impl.hpp"
@@ -42,10 +43,6 @@ void check_supported(const Config& config, const ContextOptions& options) {
   }
   DISTMOE_CHECK(config.precision == Precision::kBF16, kUnsupported,
                 "this version computes in bf16 only");
-  DISTMOE_CHECK(config.max_tokens <= std::numeric_limits<std::int32_t>::max() &&
-                    config.num_experts <= std::numeric_limits<std::int32_t>::max(),
-                kUnsupported, "max_tokens (", config.max_tokens, ") and num_experts (",
-                config.num_experts, ") must be below 2^31");
   DISTMOE_CHECK(options.num_threads >= 0 && options.num_threads <= kMaxThreads, kInvalidArgument,
                 "num_threads must be 0 (choose) to ", kMaxThreads, ", got ", options.num_threads);
 }
@@ -54,10 +51,17 @@ template <typename Body>
 std::optional<Error> error_of(const Body& body) {
   try {
     body();
-  } catch (const Error& error) {
-    return error;
+  } catch (...) {
+    return current_error("creating a context");
   }
   return std::nullopt;
+}
+
+/// How long ranks wait for each other while they create a context. An illegal timeout is about to
+/// be refused, which takes a legal one.
+Communicator::Timeout creation_timeout(const Config& config, bool is_cuda) {
+  const Communicator::Timeout usual = is_cuda ? kDefaultCudaTimeout : kDefaultCpuTimeout;
+  return config.timeout && config.timeout->count() > 0 ? *config.timeout : usual;
 }
 
 std::vector<CreationRecord> exchange(Communicator* communicator, const CreationRecord& mine,
@@ -102,7 +106,7 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   const int rank = communicator ? communicator->rank() : 0;
   const int size = communicator ? communicator->size() : 1;
   const bool is_cuda = options.backend == BackendKind::kCuda;
-  const auto timeout = config.timeout.value_or(is_cuda ? kDefaultCudaTimeout : kDefaultCpuTimeout);
+  const Communicator::Timeout timeout = creation_timeout(config, is_cuda);
 
   CreationRecord mine{.config = record_config(config, options),
                       .cores = cores_of_this_process(),
@@ -118,10 +122,10 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   check_same_config(all);
 
   const int num_threads = choose_num_threads(all, rank, options);
-  MemoryPlan plan =
-      plan_memory(config, size, {.backend = options.backend, .num_threads = num_threads});
+  MemoryPlan plan;
   std::unique_ptr<Backend> backend;
   const std::optional<Error> failure = error_of([&] {
+    plan = plan_memory(config, size, {.backend = options.backend, .num_threads = num_threads});
     const auto make_backend = is_cuda ? cuda::make_backend : cpu::make_backend;
     backend = make_backend({.config = config,
                             .plan = plan,
@@ -140,7 +144,7 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   mine.refusal = to_refusal(unconnected);
   agree(exchange(communicator.get(), mine, timeout), rank, unconnected);
   return std::make_unique<ContextImpl>(
-      config, std::move(plan), std::move(backend), rank, size,
+      config, std::move(plan), std::move(backend), std::move(communicator), rank, size,
       is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
 }
 

@@ -66,6 +66,11 @@ TEST_P(Capacity, OneRowTooManyIsRefusedOnEveryRankAndTheNextCallWorks) {
            "device_scratch_capacity_factor", "call " + std::to_string(2 * round + 1)});
       EXPECT_EQ(outcome.message.find("distinct_experts"), std::string::npos) << outcome.message;
       EXPECT_TRUE(wrong.is_y_untouched());
+      // The last routed call is still the one before.
+      EXPECT_EQ(context.last_call().call, 2 * round);
+      if (round > 0) {
+        EXPECT_EQ(context.last_call().rows_per_rank.back(), kRows);
+      }
 
       const RankCall right = pack_rank(fits, {}, counts, communicator->rank());
       routed_experts(context, right.input, right.weights, right.y_view());

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "conformance/hooked_communicator.hpp"
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
 #include "conformance/moe_runner.hpp"
@@ -57,30 +58,11 @@ TEST_P(Lifetime, ClosingIsIdempotentAndLaterCallsSayClosed) {
       expect_error(
           outcome_of([&] { routed_experts(context, call.input, call.weights, call.y_view()); }),
           ErrorCode::kClosed, {"closed"});
+      expect_error(outcome_of([&] { context.last_call(); }), ErrorCode::kClosed, {"closed"});
+      expect_error(outcome_of([&] { context.region_peaks(); }), ErrorCode::kClosed, {"closed"});
     }
   });
 }
-
-/// Lets a test act inside a call: runs a hook before the next exchange.
-class HookedCommunicator final : public Communicator {
- public:
-  explicit HookedCommunicator(std::shared_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-  int rank() const noexcept override { return inner_->rank(); }
-  int size() const noexcept override { return inner_->size(); }
-  std::string_view name() const noexcept override { return "hooked"; }
-  void alltoallv(std::span<const std::span<const std::byte>> send,
-                 std::span<const std::span<std::byte>> recv, Timeout timeout) override {
-    if (hook) std::exchange(hook, nullptr)();
-    inner_->alltoallv(send, recv, timeout);
-  }
-  void barrier(Timeout timeout) override { inner_->barrier(timeout); }
-  void abort(std::string_view reason) noexcept override { inner_->abort(reason); }
-
-  std::function<void()> hook;
-
- private:
-  std::shared_ptr<Communicator> inner_;
-};
 
 // reports: A97
 TEST(LifetimeOfACall, ASecondCallBeforeTheFirstEndedIsRefusedAndHarmsNothing) {
@@ -177,6 +159,16 @@ TEST_P(Lifetime, AContextMayMove) {
     Context moved = std::move(context);
     EXPECT_NO_THROW(routed_experts(moved, call.input, call.weights, call.y_view()));
     EXPECT_EQ(moved.rank(), communicator->rank());
+    // NOLINTBEGIN(bugprone-use-after-move): what a move leaves
+    EXPECT_TRUE(context.is_closed());
+    EXPECT_NO_THROW(context.close());
+    for (const auto& use : std::initializer_list<std::function<void()>>{
+             [&] { routed_experts(context, call.input, call.weights, call.y_view()); },
+             [&] { context.rank(); }, [&] { context.config(); }, [&] { context.last_call(); },
+             [&] { context.reset(); }}) {
+      expect_error(outcome_of(use), ErrorCode::kClosed, {"moved from"});
+    }
+    // NOLINTEND(bugprone-use-after-move)
   });
 }
 

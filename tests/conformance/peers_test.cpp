@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "conformance/hooked_communicator.hpp"
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
 #include "conformance/moe_runner.hpp"
@@ -101,6 +102,62 @@ TEST_P(Peers, AnIllegalConfigurationOfOneRankFailsOnAll) {
     expect_error(outcome, ErrorCode::kInvalidArgument, {"top_k", "8"});
     if (communicator->rank() != 1) expect_error(outcome, ErrorCode::kInvalidArgument, {"rank 1"});
   });
+}
+
+/// The peers come later than an illegal timeout would wait.
+TEST_P(Peers, AnIllegalTimeoutIsRefusedWhoeverComesFirst) {
+  const Layer layer(GetParam());
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
+    Config config = layer.config;
+    if (communicator->rank() == 1) {
+      config.timeout = milliseconds(-1);
+    } else {
+      std::this_thread::sleep_for(milliseconds(100));
+    }
+    expect_error(outcome_of([&] { make_context(config, GetParam(), communicator); }),
+                 ErrorCode::kInvalidArgument, {"timeout", "-1"});
+  });
+}
+
+struct LoneFailure {
+  std::function<void()> fail;
+  ErrorCode code;
+  std::string words;
+};
+
+/// What one rank alone meets inside a call, before any of its exchanges: the others hear of it at
+/// once, and nobody takes the bytes of one exchange for those of another.
+TEST_P(Peers, ARankThatFailsInsideACallIsHeardByAllAndClosesTheContext) {
+  const Layer layer(GetParam());
+  const LoneFailure failures[] = {
+      {[] { throw std::bad_alloc(); }, ErrorCode::kOutOfMemory, "no memory"},
+      {[] { throw Error(ErrorCode::kOutOfMemory, "a full library"); }, ErrorCode::kOutOfMemory,
+       "a full library"},
+      {[] { throw std::runtime_error("a surprise"); }, ErrorCode::kInternal, "a surprise"}};
+  constexpr int kExchanges = 4;  // headers, ids, rows, results
+  for (const LoneFailure& failure : failures) {
+    for (int exchange = 0; exchange < kExchanges; ++exchange) {
+      SCOPED_TRACE(testing::Message() << failure.words << " before exchange " << exchange);
+      run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
+        const auto hooked = std::make_shared<HookedCommunicator>(communicator);
+        Context context = make_context(layer.config, GetParam(), hooked);
+        const RankCall call = layer.pack(communicator->rank());
+        if (communicator->rank() == 1) {
+          hooked->skip = exchange;
+          hooked->hook = failure.fail;
+        }
+        const Outcome outcome = call_outcome(context, call);
+        if (communicator->rank() == 1) {
+          expect_error(outcome, failure.code, {failure.words});
+        } else {
+          expect_error(outcome, ErrorCode::kPeerLost, {"rank 1", failure.words});
+          EXPECT_LT(outcome.seconds, 1.5);
+        }
+        EXPECT_TRUE(call.is_y_untouched());
+        expect_error(call_outcome(context, call), ErrorCode::kClosed, {"close it"});
+      });
+    }
+  }
 }
 
 /// Two contexts on one communicator, called in different orders.

@@ -44,6 +44,7 @@ CpuBackend::CpuBackend(BackendSetup setup)
       routing_(setup_.config.num_experts, setup_.config.top_k, setup_.rank, setup_.size,
                metadata_.routing),
       slots_(setup_.config, setup_.plan, setup_.size, setup_.rank, slot_records(memory_)),
+      rows_per_rank_(static_cast<std::size_t>(setup_.size)),
       rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
   const CpuWorkspaceLayout layout(setup_.config);
   const std::span<std::byte> workspace = memory_.buffer(buffer_name::kWorkspace);
@@ -54,11 +55,6 @@ CpuBackend::CpuBackend(BackendSetup setup)
 
 void CpuBackend::route(const ForwardCall& call) {
   routing_.count(ids_);
-  for (std::int64_t expert = 0; expert < setup_.config.num_experts; ++expert) {
-    std::int64_t rows = 0;
-    for (int source = 0; source < setup_.size; ++source) rows += routing_.rows_of(expert, source);
-    rows_per_expert_[static_cast<std::size_t>(expert)] = rows;
-  }
   const auto rows = routing_.rows_per_rank();
   const auto fullest = std::ranges::max_element(rows);
   DISTMOE_CHECK(*fullest <= capacity_rows_, kCapacityExceeded, "call ", call.index,
@@ -70,11 +66,20 @@ void CpuBackend::route(const ForwardCall& call) {
                     ? "; a token names an expert twice, which distinct_experts = false plans for"
                     : "");
   routing_.order(ids_);
+  note_load();
 }
 
-RoutingLoad CpuBackend::load() {
-  return {routing_.rows_per_rank(), rows_per_expert_, is_recomputed_};
+/// Of a call that was refused nothing is noted.
+void CpuBackend::note_load() {
+  std::ranges::copy(routing_.rows_per_rank(), rows_per_rank_.begin());
+  for (std::int64_t expert = 0; expert < setup_.config.num_experts; ++expert) {
+    std::int64_t rows = 0;
+    for (int source = 0; source < setup_.size; ++source) rows += routing_.rows_of(expert, source);
+    rows_per_expert_[static_cast<std::size_t>(expert)] = rows;
+  }
 }
+
+RoutingLoad CpuBackend::load() { return {rows_per_rank_, rows_per_expert_, is_recomputed_}; }
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {
   return std::make_unique<CpuBackend>(std::move(setup));

@@ -45,6 +45,7 @@ class CpuBackend final : public Backend {
   std::int64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
 
  private:
+  void note_load();
   // publish.cpp
   void take_metadata(const ForwardCall& call);
   void exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal);
@@ -91,6 +92,8 @@ class CpuBackend final : public Backend {
   SlotStacks slots_;
   RegionPeaks peaks_;  ///< of scratch
   bool is_recomputed_ = false;
+  // Of the last call that was routed.
+  std::vector<std::int64_t> rows_per_rank_;
   std::vector<std::int64_t> rows_per_expert_;
   std::vector<ProductTask> tasks_;
   // This call's regions, in scratch or in its slot.

@@ -263,9 +263,7 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
                                      2 * setup_.config.intermediate_dim)};
   DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
                              setup_.config.hidden_dim, &map),
-                kUnsupported,
-                "w13 cannot be read by the tensor memory accelerator: its address and ",
-                "strides must be multiples of 16 bytes");
+                kInternal, "no tensor map for w13");
   DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, num_blocks_, stream_of(call)));
 }
 
@@ -288,9 +286,7 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
                                        setup_.config.hidden_dim)};
     DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
                               setup_.config.intermediate_dim, &map),
-                  kUnsupported,
-                  "w2 cannot be read by the tensor memory accelerator: its address and ",
-                  "strides must be multiples of 16 bytes");
+                  kInternal, "no tensor map for w2");
     DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, num_blocks_, stream_of(call)));
   }
   meet_peers(PeerBarrier::kResultsStored, stream_of(call));
