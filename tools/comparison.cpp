@@ -2,11 +2,11 @@
 #include "comparison.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "core/check.hpp"
+#include "formats/bf16.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -14,20 +14,15 @@ namespace {
 // The file that a view maps promises no alignment.
 template <typename Value>
 Value load(const void* data, std::int64_t index) {
-  Value value;
+  Value value{};
   std::memcpy(&value, static_cast<const char*>(data) + index * std::int64_t{sizeof(Value)},
               sizeof(Value));
   return value;
 }
 
-double load_bf16(const void* data, std::int64_t index) {
-  const std::uint32_t bits = load<std::uint16_t>(data, index);
-  return std::bit_cast<float>(bits << 16);
-}
-
 double load_element(const TensorView& view, std::int64_t index) {
   switch (view.dtype) {
-    case DType::kBF16: return load_bf16(view.data, index);
+    case DType::kBF16: return to_float(load<BF16>(view.data, index));
     case DType::kF32: return load<float>(view.data, index);
     case DType::kF64: return load<double>(view.data, index);
     default: break;
@@ -44,7 +39,7 @@ void ComparisonSums::add(const TensorView& y, const TensorView& reference) {
                 reference.describe(), ", but the output is ", y.describe());
   const std::int64_t count = y.num_elements();
   for (std::int64_t index = 0; index < count; ++index) {
-    add_element(load_bf16(y.data, index), load_element(reference, index));
+    add_element(to_float(load<BF16>(y.data, index)), load_element(reference, index));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "comm/agreement.hpp"
 #include "core/check.hpp"
 #include "digest.hpp"
 
@@ -65,14 +66,7 @@ Failure RankGroup::find_difference(const std::string& settings) {
 }
 
 void RankGroup::all_gather_bytes(std::span<const std::byte> own, std::span<std::byte> all) {
-  const auto num_ranks = static_cast<std::size_t>(size());
-  const std::vector<std::span<const std::byte>> send(num_ranks, own);
-  std::vector<std::span<std::byte>> receive;
-  receive.reserve(num_ranks);
-  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
-    receive.push_back(all.subspan(rank * own.size(), own.size()));
-  }
-  communicator_->alltoallv(send, receive, timeout_);
+  distmoe::all_gather_bytes(*communicator_, own, all, timeout_);
 }
 
 void RankGroup::send_to_first(int source, std::span<const std::byte> bytes,
