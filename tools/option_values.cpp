@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "option_values.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstddef>
@@ -35,7 +36,11 @@ double parse_real(std::string_view option, std::string_view text, Zero zero) {
   return value;
 }
 
-std::vector<std::int64_t> parse_token_counts(std::string_view option, std::string_view text) {
+std::vector<std::int64_t> parse_token_counts(std::string_view option, std::string_view text,
+                                             int max_entries) {
+  const auto num_entries = std::count(text.begin(), text.end(), ',') + 1;
+  DISTMOE_CHECK(num_entries <= max_entries, kInvalidArgument, option, " has ", num_entries,
+                " entries; legal: 1..", max_entries, ", one a rank");
   constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
   std::vector<std::int64_t> counts;
   std::int64_t sum = 0;

@@ -79,7 +79,7 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
   add(app, "--tokens-per-rank", "N0,N1,...",
       "Tokens of every rank, zero allowed; must add up [as even as possible]",
       [&](const std::string& text) {
-        options.tokens_per_rank = parse_token_counts("--tokens-per-rank", text);
+        options.tokens_per_rank = parse_token_counts("--tokens-per-rank", text, kMaxRanks);
       });
   add(app, "--engine", "threads|mpi",
       "Ranks are threads of this process, or MPI processes [threads]",

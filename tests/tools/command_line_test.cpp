@@ -84,6 +84,10 @@ TEST(CommandLine, RefusesIllegalValuesWithTheLegalOnes) {
   expect_refused(run_words({"--tolerance", "-1"}), ">= 0");
   expect_refused(run_words({"--repeat", "0"}), "1..10000");
   expect_refused(run_words({"--tokens-per-rank", "1,x"}), "--tokens-per-rank is 'x'");
+  std::string counts = "0";
+  for (int rank = 1; rank < 1024; ++rank) counts += ",0";
+  EXPECT_EQ(options_of({"--tokens-per-rank", counts}).tokens_per_rank->size(), 1024u);
+  expect_refused(run_words({"--tokens-per-rank", counts + ",0"}), "1025 entries; legal: 1..1024");
 }
 
 TEST(RunOptions, HaveTheDocumentedDefaults) {

@@ -58,17 +58,22 @@ TEST(ParseReal, RefusesEverythingElse) {
 }
 
 TEST(ParseTokenCounts, ReadsZerosAndSingleEntries) {
-  EXPECT_EQ(parse_token_counts("--tokens-per-rank", "5"), (std::vector<std::int64_t>{5}));
-  EXPECT_EQ(parse_token_counts("--tokens-per-rank", "500,0,12"),
+  EXPECT_EQ(parse_token_counts("--tokens-per-rank", "5", 1), (std::vector<std::int64_t>{5}));
+  EXPECT_EQ(parse_token_counts("--tokens-per-rank", "500,0,12", 3),
             (std::vector<std::int64_t>{500, 0, 12}));
 }
 
 TEST(ParseTokenCounts, RefusesEmptyNegativeAndOverflowingLists) {
   for (const char* text :
        {"", ",", "1,", ",1", "1,,2", "1,-1", "1;2", "1, 2", "9223372036854775807,1"}) {
-    EXPECT_NE(refusal([&] { parse_token_counts("--tokens-per-rank", text); }), "not refused")
+    EXPECT_NE(refusal([&] { parse_token_counts("--tokens-per-rank", text, 8); }), "not refused")
         << text;
   }
+}
+
+TEST(ParseTokenCounts, RefusesMoreEntriesThanThereMayBeRanks) {
+  EXPECT_EQ(refusal([] { parse_token_counts("--tokens-per-rank", "1,0,1,1", 3); }),
+            "--tokens-per-rank has 4 entries; legal: 1..3, one a rank");
 }
 
 TEST(ParseName, ListsTheLegalNames) {
