@@ -4,13 +4,11 @@
 #include <dlfcn.h>
 
 #include <cstdio>
-#include <cstdlib>
 
 namespace distmoe::cuda::bench {
 
 CublasPeer::CublasPeer() {
-  const char* named = std::getenv("DISTMOE_CUBLAS");
-  void* library = dlopen(named != nullptr ? named : "libcublas.so.13", RTLD_NOW | RTLD_GLOBAL);
+  void* library = dlopen("libcublas.so.13", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) {
     std::printf("no cuBLAS: %s\n", dlerror());
     return;

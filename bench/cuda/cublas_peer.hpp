@@ -8,7 +8,8 @@
 
 namespace distmoe::cuda::bench {
 
-/// Strided batched BF16 products of a cuBLAS that is loaded at run time (DISTMOE_CUBLAS names it).
+/// Strided batched BF16 products of the cuBLAS that the dynamic loader finds: another folder goes
+/// into LD_LIBRARY_PATH.
 class CublasPeer {
  public:
   CublasPeer();
