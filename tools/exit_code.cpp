@@ -10,7 +10,7 @@
 #include <new>
 #include <sstream>
 
-#include "standard_output.hpp"
+#include "output_error.hpp"
 
 namespace distmoe::tools {
 namespace {

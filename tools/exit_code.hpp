@@ -33,6 +33,17 @@ struct Failure {
 /// Describes the exception that is being handled. To be called in a catch block.
 Failure failure_of_current_exception();
 
+/// Runs `step`; why it failed, if it did.
+template <typename Step>
+Failure attempt(const Step& step) {
+  try {
+    step();
+    return {};
+  } catch (...) {
+    return failure_of_current_exception();
+  }
+}
+
 /// `message` as one paragraph for stderr: "distmoe: <message>", control characters replaced (a file
 /// may bring them), wrapped at `columns` between words; 0 does not wrap. Ends with a newline.
 std::string error_paragraph(const std::string& message, int columns);

@@ -5,19 +5,14 @@
 #include <cstddef>
 #include <numeric>
 
+#include "output_error.hpp"
+
 namespace distmoe::tools {
 namespace {
 
 /// Bytes that travel at a time, which bounds what the first rank holds.
 constexpr std::int64_t kPieceBytes = 1 << 20;
 constexpr std::int64_t kBF16Bytes = 2;
-
-// Why the disk did not take the output: the arguments were fine.
-Failure writing_failure() {
-  Failure failure = failure_of_current_exception();
-  failure.exit_code = ExitCode::kRuntimeFailure;
-  return failure;
-}
 
 }  // namespace
 
@@ -27,12 +22,11 @@ void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
   if (group.is_first()) {
     const std::int64_t num_tokens =
         std::accumulate(tokens_per_rank.begin(), tokens_per_rank.end(), std::int64_t{0});
-    try {
-      file_ = std::make_unique<OutputFile>(path, num_tokens, hidden_dim);
-    } catch (...) {
-      failure_ = writing_failure();
-    }
-    append(own);
+    write([&] {
+      const TensorEntry y{"y", DType::kBF16, {num_tokens, hidden_dim}};
+      file_ = std::make_unique<SafetensorsWriter>(path, std::span(&y, 1));
+      file_->append(own);
+    });
   }
   std::vector<std::byte> received;
   for (int source = 1; source < group.size(); ++source) {
@@ -44,23 +38,20 @@ void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
       if (group.rank() == source) sent = own.subspan(static_cast<std::size_t>(begin), length);
       if (group.is_first()) received.resize(length);
       group.send_to_first(source, sent, received);
-      if (group.is_first()) append(received);
+      if (group.is_first()) write([&] { file_->append(received); });
     }
   }
 }
 
 void OutputGather::commit() {
-  if (file_) file_->commit();
+  if (!file_) return;
+  write_output([&] { file_->commit(); });
 }
 
-void OutputGather::append(std::span<const std::byte> bytes) {
+void OutputGather::write(const std::function<void()>& step) {
   if (failure_.happened()) return;
-  try {
-    file_->append(bytes);
-  } catch (...) {
-    failure_ = writing_failure();
-    discard();
-  }
+  failure_ = attempt([&] { write_output(step); });
+  if (failure_.happened()) discard();
 }
 
 }  // namespace distmoe::tools

@@ -5,12 +5,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "exit_code.hpp"
-#include "output_file.hpp"
+#include "io/safetensors_writer.hpp"
 #include "rank_group.hpp"
 
 namespace distmoe::tools {
@@ -25,15 +26,16 @@ class OutputGather {
            std::span<const std::byte> own);
 
   const Failure& failure() const noexcept { return failure_; }
-  /// On the first rank: the file appears under its name. Nothing to do elsewhere.
+  /// On the first rank: the file appears under its name. Nothing to do elsewhere. Throws OutputError.
   void commit();
   /// Removes what was not committed.
   void discard() { file_.reset(); }
 
  private:
-  void append(std::span<const std::byte> bytes);
+  /// Runs `step` unless an earlier one failed.
+  void write(const std::function<void()>& step);
 
-  std::unique_ptr<OutputFile> file_;
+  std::unique_ptr<SafetensorsWriter> file_;
   Failure failure_;
 };
 

@@ -2,16 +2,19 @@
 //
 // `distmoe plan`: what a context allocates, before it does.
 #include <CLI/CLI.hpp>
-#include <cstdio>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "core/check.hpp"
+#include "destination.hpp"
+#include "io/atomic_file.hpp"
+#include "output_error.hpp"
 #include "plan_drawing.hpp"
 #include "plan_options.hpp"
 #include "plan_report.hpp"
 #include "standard_output.hpp"
 #include "subcommand.hpp"
-#include "text_file.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -25,6 +28,7 @@ class PlanCommand final : public Subcommand {
   void add_options(CLI::App& app) override { add_plan_options(app, options_); }
 
   ExitCode execute() override {
+    if (!options_.svg.empty()) check_destination("--svg", options_.svg, {});
     const PlanRequest request = request_of(options_);
     const Config& config = request.config;
     const MemoryPlan plan = plan_memory(config, options_.ep_size, options_.target);
@@ -33,8 +37,8 @@ class PlanCommand final : public Subcommand {
       budget = check_budget(config, options_.ep_size, *options_.budget_bytes, options_.target);
     }
     if (!options_.svg.empty()) {
-      write_text_file(options_.svg, svg_of({request.title, config, options_.ep_size,
-                                            options_.target, options_.budget_bytes}));
+      write_svg(svg_of(
+          {request.title, config, options_.ep_size, options_.target, options_.budget_bytes}));
     }
     std::string text;
     if (options_.json) {
@@ -50,6 +54,14 @@ class PlanCommand final : public Subcommand {
   }
 
  private:
+  void write_svg(std::string_view text) const {
+    write_output([&] {
+      AtomicFile file(options_.svg);
+      file.write(std::as_bytes(std::span(text)));
+      file.commit();
+    });
+  }
+
   PlanOptions options_;
 };
 

@@ -14,13 +14,13 @@
 #include "comparison.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "destination.hpp"
 #include "device_call.hpp"
 #include "digest.hpp"
 #include "distmoe/context.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "io/checkpoint.hpp"
 #include "io/routed_input.hpp"
-#include "output_file.hpp"
 #include "output_gather.hpp"
 #include "progress.hpp"
 #include "rank_group.hpp"
@@ -118,7 +118,7 @@ void RankRun::prepare() {
   DISTMOE_CHECK(!options_.ranks || *options_.ranks == size, kInvalidArgument, "--ranks is ",
                 options_.ranks.value_or(0), ", but the launcher started ", size, " ranks");
   if (group_.is_first() && !options_.output.empty()) {
-    OutputFile::check_destination(options_.output, {options_.input_path()});
+    check_destination("--output", options_.output, {options_.input_path()});
   }
   progress_.show("reading the checkpoint");
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
@@ -286,16 +286,6 @@ Failure RankRun::finish() {
                  " is outside the tolerance: the relative L2 distance to y_ref is ",
                  distance_text(report.comparison.value_or(Comparison{}).rel_l2),
                  ", legal is at most ", options_.tolerance)};
-}
-
-template <typename Step>
-Failure attempt(const Step& step) {
-  try {
-    step();
-    return {};
-  } catch (...) {
-    return failure_of_current_exception();
-  }
 }
 
 // For steps in which all ranks take part: what happened to this rank alone stays an exception.

@@ -3,6 +3,8 @@
 
 #include <cstdio>
 
+#include "output_error.hpp"
+
 namespace distmoe::tools {
 
 void write_stdout(std::string_view text) {

@@ -68,16 +68,4 @@ class SafetensorsFile {
   SafetensorsContents contents_;
 };
 
-/// A tensor to write: contiguous, on the CPU.
-struct NamedTensor {
-  std::string name;
-  TensorView tensor;
-};
-
-/// Writes beside `path` and renames, so that `path` is either complete or as it was; on failure
-/// nothing is left behind. Throws invalid_argument for tensors that cannot be written (duplicate or
-/// reserved names, strides, devices) and io for what the system refuses.
-void write_safetensors(const std::filesystem::path& path, std::span<const NamedTensor> tensors,
-                       const Metadata& metadata = {});
-
 }  // namespace distmoe

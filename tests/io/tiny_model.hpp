@@ -17,7 +17,7 @@
 #include "formats/bf16.hpp"
 #include "formats/e2m1.hpp"
 #include "formats/e4m3.hpp"
-#include "io/safetensors.hpp"
+#include "io/safetensors_writer.hpp"
 #include "io/temporary_directory.hpp"
 
 namespace distmoe::testing {
@@ -37,21 +37,14 @@ OwnedTensor make_tensor(std::string name, DType dtype, std::vector<std::int64_t>
 }
 
 inline void write_tensors(const std::filesystem::path& path, std::span<const OwnedTensor> tensors) {
-  std::vector<NamedTensor> named;
+  std::vector<TensorEntry> entries;
+  entries.reserve(tensors.size());
   for (const OwnedTensor& tensor : tensors) {
-    TensorView view;
-    view.data = const_cast<std::byte*>(tensor.data.data());
-    view.dtype = tensor.dtype;
-    view.rank = static_cast<int>(tensor.shape.size());
-    std::int64_t stride = 1;
-    for (std::size_t dim = tensor.shape.size(); dim-- > 0;) {
-      view.shape[dim] = tensor.shape[dim];
-      view.strides[dim] = stride;
-      stride *= tensor.shape[dim];
-    }
-    named.push_back({tensor.name, view});
+    entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
-  write_safetensors(path, named);
+  SafetensorsWriter writer(path, entries);
+  for (const OwnedTensor& tensor : tensors) writer.append(tensor.data);
+  writer.commit();
 }
 
 struct TinyModel {

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "io/safetensors.hpp"
+#include "io/write_safetensors.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -117,7 +118,7 @@ fs::path checkpoint_folder(const std::string& name) {
 }
 
 CommandTest::CommandTest()
-    : folder_(fs::path(testing::TempDir()) / ("distmoe-command-" + std::to_string(getpid()))) {
+    : folder_(fs::path(::testing::TempDir()) / ("distmoe-command-" + std::to_string(getpid()))) {
   fs::create_directories(folder_);
 }
 
@@ -191,11 +192,10 @@ void SampleInput::write(const fs::path& path, DType ids_dtype) const {
   if (ids_dtype == DType::kI32 || ids_dtype == DType::kU32) ids_data = ids32.data();
   if (ids_dtype == DType::kI16) ids_data = ids16.data();
   if (ids_dtype == DType::kF32) ids_data = real_ids.data();
-  const std::vector<NamedTensor> tensors = {
-      {"x", TensorView(x.data(), DType::kBF16, {num_tokens, hidden_dim})},
-      {"topk_ids", TensorView(ids_data, ids_dtype, {num_tokens, top_k})},
-      {"topk_scores", TensorView(scores.data(), DType::kF32, {num_tokens, top_k})}};
-  write_safetensors(path, tensors);
+  distmoe::testing::write_safetensors(
+      path, {{"x", TensorView(x.data(), DType::kBF16, {num_tokens, hidden_dim})},
+             {"topk_ids", TensorView(ids_data, ids_dtype, {num_tokens, top_k})},
+             {"topk_scores", TensorView(scores.data(), DType::kF32, {num_tokens, top_k})}});
 }
 
 }  // namespace distmoe::tools

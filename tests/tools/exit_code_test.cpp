@@ -7,6 +7,8 @@
 #include <new>
 #include <sstream>
 
+#include "output_error.hpp"
+
 namespace distmoe::tools {
 namespace {
 
@@ -19,6 +21,17 @@ TEST(ExitCode, IsTwoForWhatTheCallerGaveAndThreeForWhatHappened) {
         ErrorCode::kInternal}) {
     EXPECT_EQ(exit_code_of(code), ExitCode::kRuntimeFailure) << to_string(code);
   }
+}
+
+TEST(Failure, OfAnOutputIsOneOfTheRunAndNoWrongArgument) {
+  const auto full_disk = [] { throw Error(ErrorCode::kIo, "cannot write y: the disk is full"); };
+  EXPECT_EQ(attempt(full_disk).exit_code, ExitCode::kWrongArguments);
+  const Failure failure = attempt([&] { write_output(full_disk); });
+  EXPECT_EQ(failure.exit_code, ExitCode::kRuntimeFailure);
+  EXPECT_EQ(failure.message, "io: cannot write y: the disk is full");
+  const auto lost = [] { throw Error(ErrorCode::kPeerLost, "rank 1 left"); };
+  EXPECT_EQ(attempt([&] { write_output(lost); }).error, ErrorCode::kPeerLost);
+  EXPECT_FALSE(attempt([] { write_output([] {}); }).happened());
 }
 
 TEST(Failure, DescribesErrorsOfTheLibraryAndOfTheStandardLibrary) {

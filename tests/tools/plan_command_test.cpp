@@ -112,6 +112,22 @@ TEST_F(PlanCommand, WritesTheDrawing) {
   EXPECT_EQ(plan(check_value_and({"--svg", folder_.string()})).exit_code, 2);
 }
 
+// A limit of the file size stands for a full disk.
+TEST_F(PlanCommand, FailsWhereTheDrawingDoesNotFitAndLeavesNothing) {
+  std::ofstream(file("plan.svg")) << "old";
+  const CommandResult result =
+      run_words({"bash", "-c",
+                 "ulimit -f 1; '" + command_path() + "' plan --model DeepSeek-V3 " +
+                     "--tokens 4096 --svg '" + file("plan.svg").string() + "'"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.error.find("plan.svg"), std::string::npos) << result.error;
+  EXPECT_NE(result.error.find("File too large"), std::string::npos) << result.error;
+  EXPECT_EQ(result.output, "");
+  EXPECT_EQ(read_file(file("plan.svg")), "old");
+  std::filesystem::remove(file("plan.svg"));
+  expect_no_output("plan.svg");
+}
+
 TEST_F(PlanCommand, RefusesWhatTheLibraryRefuses) {
   const CommandResult overlap = plan(check_value_and({"--top-k", "300"}));
   EXPECT_EQ(overlap.exit_code, 2);

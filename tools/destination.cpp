@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "destination.hpp"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "core/check.hpp"
+#include "io/atomic_file.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path folder_of(const fs::path& path) {
+  return path.has_parent_path() ? path.parent_path() : fs::path(".");
+}
+
+// The same file or, where there is none yet, the same place.
+bool is_same(const fs::path& a, const fs::path& b) {
+  std::error_code error;
+  if (fs::equivalent(a, b, error)) return true;
+  return a.filename() == b.filename() && fs::equivalent(folder_of(a), folder_of(b), error);
+}
+
+}  // namespace
+
+void check_destination(std::string_view option, const fs::path& path,
+                       const std::vector<fs::path>& kept) {
+  const fs::path target = AtomicFile::target_of(path);
+  const fs::path folder = folder_of(target);
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(target, error);
+  DISTMOE_CHECK(!fs::exists(status) || fs::is_regular_file(status), kInvalidArgument, option,
+                " names ", path, ", which is not a regular file");
+  DISTMOE_CHECK(target.has_filename() && fs::is_directory(folder, error), kInvalidArgument, option,
+                " names ", path, ", but there is no folder ", folder);
+  DISTMOE_CHECK(access(folder.c_str(), W_OK) == 0, kInvalidArgument, option, " names ", path,
+                ", but the folder ", folder,
+                " is not writable: ", std::generic_category().message(errno));
+  for (const fs::path& file : kept) {
+    DISTMOE_CHECK(!is_same(target, file), kInvalidArgument, option, " names ", path,
+                  ", which would replace ", file, " of the checkpoint or the input of this run");
+  }
+}
+
+}  // namespace distmoe::tools
