@@ -2,13 +2,16 @@
 //
 // `distmoe plan`: what a context allocates, before it does.
 #include <CLI/CLI.hpp>
+#include <filesystem>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/check.hpp"
 #include "destination.hpp"
 #include "io/atomic_file.hpp"
+#include "io/checkpoint.hpp"
 #include "output_error.hpp"
 #include "plan_drawing.hpp"
 #include "plan_options.hpp"
@@ -28,7 +31,7 @@ class PlanCommand final : public Subcommand {
   void add_options(CLI::App& app) override { add_plan_options(app, options_); }
 
   ExitCode execute() override {
-    if (!options_.svg.empty()) check_destination("--svg", options_.svg, {});
+    if (!options_.svg.empty()) check_destination("--svg", options_.svg, checkpoint_files());
     const PlanRequest request = request_of(options_);
     const Config& config = request.config;
     const MemoryPlan plan = plan_memory(config, options_.ep_size, options_.target);
@@ -54,6 +57,10 @@ class PlanCommand final : public Subcommand {
   }
 
  private:
+  std::vector<std::filesystem::path> checkpoint_files() const {
+    if (options_.checkpoint.empty()) return {};
+    return Checkpoint::well_known_files(options_.checkpoint);
+  }
   void write_svg(std::string_view text) const {
     write_output([&] {
       AtomicFile file(options_.svg);

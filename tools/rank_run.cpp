@@ -117,11 +117,13 @@ void RankRun::prepare() {
   const int size = group_.size();
   DISTMOE_CHECK(!options_.ranks || *options_.ranks == size, kInvalidArgument, "--ranks is ",
                 options_.ranks.value_or(0), ", but the launcher started ", size, " ranks");
-  if (group_.is_first() && !options_.output.empty()) {
-    check_destination("--output", options_.output, {options_.input_path()});
-  }
   progress_.show("reading the checkpoint");
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
+  if (group_.is_first() && !options_.output.empty()) {
+    std::vector<std::filesystem::path> kept = checkpoint_->files();
+    kept.push_back(options_.input_path());
+    check_destination("--output", options_.output, kept);
+  }
   input_ = std::make_unique<RoutedInputFile>(
       RoutedInputFile::open(options_.input_path(), options_.layer));
   const LayerShape& shape = checkpoint_->shape();

@@ -12,8 +12,14 @@
 #include "io/shards.hpp"
 
 namespace distmoe {
+namespace {
+
+constexpr const char* kConfigFile = "config.json";
+
+}  // namespace
 
 struct Checkpoint::Impl {
+  std::filesystem::path directory;
   std::string label;
   std::string architecture;
   LayerShape shape;
@@ -24,8 +30,9 @@ struct Checkpoint::Impl {
 
 Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
   auto impl = std::make_unique<Impl>();
+  impl->directory = directory;
   impl->label = directory.string();
-  const ModelConfig config = read_model_config(directory / "config.json");
+  const ModelConfig config = read_model_config(directory / kConfigFile);
   impl->architecture = config.architecture;
   impl->shape = config.shape;
   impl->shards = open_shards(directory);
@@ -38,6 +45,17 @@ Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Checkpoint::Checkpoint(Checkpoint&&) noexcept = default;
 Checkpoint& Checkpoint::operator=(Checkpoint&&) noexcept = default;
 Checkpoint::~Checkpoint() = default;
+
+std::vector<std::filesystem::path> Checkpoint::well_known_files(
+    const std::filesystem::path& directory) {
+  return {directory / kConfigFile, directory / kSingleShardFile, directory / kShardIndexFile};
+}
+
+std::vector<std::filesystem::path> Checkpoint::files() const {
+  std::vector<std::filesystem::path> files = well_known_files(impl_->directory);
+  for (const SafetensorsFile& shard : impl_->shards) files.push_back(shard.path());
+  return files;
+}
 
 const std::string& Checkpoint::architecture() const noexcept { return impl_->architecture; }
 const LayerShape& Checkpoint::shape() const noexcept { return impl_->shape; }

@@ -60,12 +60,18 @@ class Checkpoint {
   /// unsupported for an architecture, activation or quantisation that distmoe does not know.
   static Checkpoint open(const std::filesystem::path& directory);
 
+  /// The names that every checkpoint of `directory` is looked up under, existing or not.
+  static std::vector<std::filesystem::path> well_known_files(
+      const std::filesystem::path& directory);
+
   Checkpoint(const Checkpoint&) = delete;
   Checkpoint& operator=(const Checkpoint&) = delete;
   Checkpoint(Checkpoint&&) noexcept;
   Checkpoint& operator=(Checkpoint&&) noexcept;
   ~Checkpoint();
 
+  /// What an output must not replace: the well-known files and all shards.
+  std::vector<std::filesystem::path> files() const;
   /// "Qwen3MoeForCausalLM".
   const std::string& architecture() const noexcept;
   const LayerShape& shape() const noexcept;

@@ -191,8 +191,8 @@ void check_against_index(const std::vector<SafetensorsFile>& shards, const Index
 }  // namespace
 
 std::vector<SafetensorsFile> open_shards(const std::filesystem::path& directory) {
-  const std::filesystem::path single = directory / "model.safetensors";
-  const std::filesystem::path index_path = directory / "model.safetensors.index.json";
+  const std::filesystem::path single = directory / kSingleShardFile;
+  const std::filesystem::path index_path = directory / kShardIndexFile;
   std::vector<SafetensorsFile> shards;
   std::error_code error;
   if (std::filesystem::exists(single, error)) {
@@ -200,7 +200,7 @@ std::vector<SafetensorsFile> open_shards(const std::filesystem::path& directory)
     return shards;
   }
   DISTMOE_CHECK(std::filesystem::exists(index_path, error), kIo, directory.string(),
-                " has neither model.safetensors nor model.safetensors.index.json");
+                " has neither ", kSingleShardFile, " nor ", kShardIndexFile);
   const Index index(index_path);
   for (const std::string& name : shard_names(index)) {
     shards.push_back(SafetensorsFile::open(directory / name));

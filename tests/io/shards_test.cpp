@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <map>
@@ -71,6 +72,18 @@ TEST(Shards, LoadsAMatrixWhoseScalesLieInAnotherShard) {
   const std::vector<BF16> w13 = kModel.w13(0, 1, 2);
   ASSERT_EQ(experts.w13.num_bytes(), w13.size() * sizeof(BF16));
   EXPECT_EQ(std::memcmp(experts.w13.data(), w13.data(), experts.w13.num_bytes()), 0);
+}
+
+TEST(Shards, AreFilesOfTheCheckpointBesideTheNamesThatAreLookedUp) {
+  const Shards shards = deal(kModel.fp8(0));
+  const TemporaryDirectory directory;
+  write(directory, shards, index_of(shards));
+  std::vector<std::filesystem::path> files = Checkpoint::open(directory.path()).files();
+  std::ranges::sort(files);
+  EXPECT_EQ(files, (std::vector<std::filesystem::path>{
+                       directory / "config.json", directory / "model.safetensors",
+                       directory / "model.safetensors.index.json", directory / "part-0.safetensors",
+                       directory / "part-1.safetensors", directory / "part-2.safetensors"}));
 }
 
 TEST(Shards, FollowsLinksAsDownloadCachesMakeThem) {

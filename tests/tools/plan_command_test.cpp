@@ -128,6 +128,27 @@ TEST_F(PlanCommand, FailsWhereTheDrawingDoesNotFitAndLeavesNothing) {
   expect_no_output("plan.svg");
 }
 
+TEST_F(PlanCommand, DrawsThroughALinkAndNeverOverTheCheckpoint) {
+  const auto folder = checkpoint_folder("gptoss");
+  if (folder.empty()) GTEST_SKIP() << "checkpoint gptoss is not here";
+  std::filesystem::copy_file(folder / "config.json", file("config.json"));
+  const std::string config = read_file(file("config.json"));
+  std::filesystem::create_symlink("plan.svg", file("link"));
+  std::filesystem::create_symlink("config.json", file("to-config"));
+  const auto draw = [&](const std::string& name) {
+    return plan({"--checkpoint", folder_.string(), "--tokens", "10", "--svg", file(name).string()});
+  };
+  EXPECT_EQ(draw("link").exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(file("link")));
+  EXPECT_EQ(read_file(file("plan.svg")).rfind("<svg ", 0), 0u);
+  for (const std::string name : {"config.json", "to-config", "model.safetensors"}) {
+    const CommandResult result = draw(name);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_NE(result.error.find(file(name).string()), std::string::npos) << result.error;
+  }
+  EXPECT_EQ(read_file(file("config.json")), config);
+}
+
 TEST_F(PlanCommand, RefusesWhatTheLibraryRefuses) {
   const CommandResult overlap = plan(check_value_and({"--top-k", "300"}));
   EXPECT_EQ(overlap.exit_code, 2);

@@ -139,6 +139,30 @@ TEST_F(RunBadInput, RefusesOutputsThatCannotBeWritten) {
   EXPECT_NE(result.error.find("no folder"), std::string::npos) << result.error;
 }
 
+TEST_F(RunBadInput, RefusesOutputsThatWouldReplaceTheCheckpointOrTheInput) {
+  std::filesystem::copy(checkpoint_, file("copy"));
+  std::filesystem::create_symlink("copy", file("link"));
+  const SampleInput input(3, 2, kHidden, {3, 4, 5, 6, 7, 8});
+  write(input);
+  for (const std::string folder : {"copy", "link"}) {
+    for (const std::string name : {"config.json", "model.safetensors",
+                                   "model.safetensors.index.json", "routed_experts.safetensors"}) {
+      const std::filesystem::path path = file(folder) / name;
+      const std::string before = read_file(path);
+      const CommandResult result = run(file("copy"), {"--layer", "0", "--output", path});
+      EXPECT_EQ(result.exit_code, 2);
+      EXPECT_NE(result.error.find(path), std::string::npos) << result.error;
+      EXPECT_TRUE(read_file(path) == before) << path << " was replaced";
+    }
+  }
+  const CommandResult result =
+      run(file("copy"), {"--layer", "0", "--input", file("input"), "--output", file("input")});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.error.find(file("input")), std::string::npos) << result.error;
+  // Other names of the folder are the user's to give.
+  EXPECT_EQ(run(file("copy"), {"--layer", "0", "--output", file("copy") / "y"}).exit_code, 0);
+}
+
 TEST_F(RunBadInput, SaysThatThisBuildHasNoCuda) {
   expect_failure(3, {"--backend", "cuda"}, {"unsupported", "CUDA"});
 }
