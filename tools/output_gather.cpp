@@ -44,8 +44,9 @@ void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
 }
 
 void OutputGather::commit() {
-  if (!file_) return;
-  write_output([&] { file_->commit(); });
+  write([&] {
+    if (file_) file_->commit();
+  });
 }
 
 void OutputGather::write(const std::function<void()>& step) {

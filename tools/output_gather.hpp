@@ -25,9 +25,10 @@ class OutputGather {
            const std::vector<std::int64_t>& tokens_per_rank, std::int64_t hidden_dim,
            std::span<const std::byte> own);
 
-  const Failure& failure() const noexcept { return failure_; }
-  /// On the first rank: the file appears under its name. Nothing to do elsewhere. Throws OutputError.
+  /// On the first rank: the file appears under its name, or failure() says why not. Nothing to do
+  /// elsewhere.
   void commit();
+  const Failure& failure() const noexcept { return failure_; }
   /// Removes what was not committed.
   void discard() { file_.reset(); }
 

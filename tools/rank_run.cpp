@@ -44,11 +44,14 @@ TensorView rows_of(const TensorView& view, std::int64_t first, std::int64_t coun
           {count, view.shape[1]}};
 }
 
-// What only the rank that it happened to knows about: the peers wait in a call that it left.
-bool is_known_to_all(ErrorCode code) {
+// What every rank gets in the same call. With anything else a rank leaves peers that wait for it.
+bool is_known_to_all_callers(ErrorCode code) {
   return code == ErrorCode::kInvalidArgument || code == ErrorCode::kCapacityExceeded ||
          code == ErrorCode::kUnsupported;
 }
+
+// Creating a context tells all ranks why one of them cannot, whatever it is.
+bool is_known_to_all_creators(ErrorCode code) { return code != ErrorCode::kPeerLost; }
 
 /// What the first rank learns from every rank.
 struct RankFacts {
@@ -71,13 +74,18 @@ class RankRun {
 
   RankGroup& group() noexcept { return group_; }
 
-  /// The steps of a run, in order. The first and the last may fail on one rank alone: the ranks
-  /// agree after them.
+  /// The steps of a run, in order. prepare(), place_tensors(), finish() and commit() may fail on
+  /// one rank alone: the ranks agree after them.
   void prepare();
   std::string settings() const;
+  void create_context();
+  void place_tensors();
   void make_calls();
   Failure finish();
-  void commit() { output_.commit(); }
+  Failure commit() {
+    output_.commit();
+    return output_.failure();
+  }
   /// Leaves nothing on the terminal's line or on disk.
   void clean_up() {
     progress_.clear();
@@ -91,7 +99,13 @@ class RankRun {
   RunReport make_report(const std::vector<RankFacts>& facts,
                         std::vector<double> call_seconds) const;
   void print(const RunReport& report) const;
+  Failure judge(const RunReport& report) const;
 
+  int device() const {
+    return options_.backend == BackendKind::kCuda
+               ? group_.rank() % std::max(cuda::device_count(), 1)
+               : 0;
+  }
   std::int64_t own_tokens() const { return tokens_per_rank_[own_index()]; }
   std::size_t own_index() const { return static_cast<std::size_t>(group_.rank()); }
 
@@ -108,6 +122,7 @@ class RankRun {
   LoadedExperts experts_;
   TensorStorage y_;
   std::unique_ptr<Context> context_;
+  std::unique_ptr<DeviceCall> call_;
   std::vector<double> call_seconds_;
   bool repeat_bitwise_equal_ = true;
   OutputGather output_;
@@ -179,27 +194,30 @@ TensorView RankRun::y() const {
   return {y_.data(), DType::kBF16, {own_tokens(), checkpoint_->shape().hidden_dim}};
 }
 
-void RankRun::make_calls() {
-  const int device = options_.backend == BackendKind::kCuda
-                         ? group_.rank() % std::max(cuda::device_count(), 1)
-                         : 0;
+void RankRun::create_context() {
   context_ = std::make_unique<Context>(Context::create(
-      make_config(), group_.communicator(), {.backend = options_.backend, .device = device}));
+      make_config(), group_.communicator(), {.backend = options_.backend, .device = device()}));
+}
+
+void RankRun::place_tensors() {
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   const RoutedInput& all = input_->input();
   const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),
                            rows_of(all.topk_ids_TK, first, own_tokens()),
                            rows_of(all.topk_scores_TK, first, own_tokens())};
-  DeviceCall rank_call(options_.backend, device, own, experts_.view(), y());
+  call_ = std::make_unique<DeviceCall>(options_.backend, device(), own, experts_.view(), y());
+}
+
+void RankRun::make_calls() {
   const std::span<const std::byte> y_bytes(y_.data(), y_.num_bytes());
   Digest first_digest;
   for (int call = 0; call < options_.repeat; ++call) {
     progress_.show("running call", call + 1, options_.repeat);
     group_.barrier();
     const auto begin = Clock::now();
-    rank_call.run(*context_);
+    call_->run(*context_);
     call_seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    rank_call.fetch_y();
+    call_->fetch_y();
     const Digest digest = digest_of(y_bytes);
     if (call == 0) first_digest = digest;
     repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == first_digest;
@@ -279,9 +297,17 @@ Failure RankRun::finish() {
     double& call = slowest[index % num_calls];
     call = std::max(call, seconds[index]);
   }
-  const RunReport report = make_report(all_facts, std::move(slowest));
-  progress_.clear();
-  print(report);
+  Failure failure;
+  const Failure unprinted = attempt([&] {
+    const RunReport report = make_report(all_facts, std::move(slowest));
+    progress_.clear();
+    print(report);
+    failure = judge(report);
+  });
+  return unprinted.happened() ? unprinted : failure;
+}
+
+Failure RankRun::judge(const RunReport& report) const {
   if (is_within_tolerance(report)) return {};
   return {ExitCode::kOutsideTolerance, ErrorCode::kInternal,
           concat("layer ", options_.layer, " of ", options_.checkpoint,
@@ -292,7 +318,7 @@ Failure RankRun::finish() {
 
 // For steps in which all ranks take part: what happened to this rank alone stays an exception.
 template <typename Step>
-Failure attempt_together(const Step& step) {
+Failure attempt_together(bool (*is_known_to_all)(ErrorCode), const Step& step) {
   try {
     step();
     return {};
@@ -302,14 +328,26 @@ Failure attempt_together(const Step& step) {
   }
 }
 
+Failure set_up(RankRun& run) {
+  Failure failure = attempt_together(is_known_to_all_creators, [&] { run.create_context(); });
+  if (!failure.happened()) failure = attempt([&] { run.place_tensors(); });
+  return run.group().agree(failure);
+}
+
 ExitCode run_steps(RankRun& run) {
   RankGroup& group = run.group();
   Failure failure = group.agree(attempt([&] { run.prepare(); }));
   if (!failure.happened()) failure = group.find_difference(run.settings());
-  if (!failure.happened()) failure = attempt_together([&] { run.make_calls(); });
+  if (!failure.happened()) failure = set_up(run);
+  if (!failure.happened()) {
+    failure = attempt_together(is_known_to_all_callers, [&] { run.make_calls(); });
+  }
   if (!failure.happened()) failure = group.agree(run.finish());
+  if (failure.exit_code <= ExitCode::kOutsideTolerance) {
+    const Failure uncommitted = group.agree(run.commit());
+    if (uncommitted.happened()) failure = uncommitted;
+  }
   if (group.is_first()) {
-    if (failure.exit_code <= ExitCode::kOutsideTolerance) run.commit();
     run.clean_up();
     if (failure.happened()) print_error(failure.message);
   }

@@ -41,6 +41,27 @@ class RunMpi : public CommandTest {
     return run_words(words);
   }
 
+  /// Ranks that a shell starts as `line` says, where $distmoe is the command with its words. Each
+  /// leaves its exit code in a file: mpirun does not tell them apart.
+  CommandResult run_line(int num_ranks, const std::string& line, const Words& more) {
+    Words words = mpirun(num_ranks, {"--enable-recovery"});
+    std::string distmoe;
+    const Words own = context(num_ranks, more);
+    for (auto word = own.begin() + 2; word != own.end(); ++word) distmoe += " " + *word;
+    words.insert(words.end(), {"sh", "-c",
+                               "distmoe='" + distmoe + "'; (" + line + "); echo $? > " +
+                                   file("exit").string() + "$OMPI_COMM_WORLD_RANK"});
+    return run_words(words);
+  }
+
+  void expect_exit_codes(int num_ranks, int exit_code) const {
+    for (int rank = 0; rank < num_ranks; ++rank) {
+      const fs::path path = file("exit" + std::to_string(rank));
+      EXPECT_EQ(read_file(path), std::to_string(exit_code) + "\n") << "rank " << rank;
+      fs::remove(path);
+    }
+  }
+
   fs::path checkpoint_;
 };
 
@@ -89,6 +110,32 @@ TEST_F(RunMpi, EndsAlikeOnAllRanksAndSaysWhyOnce) {
   EXPECT_EQ(rows.exit_code, 3);
   EXPECT_EQ(count_of(rows.error, "capacity_exceeded"), 1u) << rows.error;
   expect_no_output("y");
+
+  const CommandResult unprinted = run_line(2, "exec $distmoe > /dev/full", {"--output", file("y")});
+  expect_exit_codes(2, 3);
+  EXPECT_EQ(count_of(unprinted.error, "distmoe: "), 1u) << unprinted.error;
+  EXPECT_EQ(count_of(unprinted.error, "cannot write to stdout"), 1u) << unprinted.error;
+  expect_no_output("y");
+}
+
+// 2.2 GB are planned: the limit leaves room for the process alone.
+TEST_F(RunMpi, RanksThatCannotCreateAContextEndAlikeAndSayWhyOnce) {
+#if defined(DISTMOE_SANITIZED)
+  GTEST_SKIP() << "a sanitizer needs more address space than any limit that the plan exceeds";
+#endif
+  constexpr std::int64_t kTokens = 50000;
+  SampleInput(kTokens, 16, 256, std::vector<std::int64_t>(kTokens * 16, 3)).write(file("input"));
+  for (const std::string who : {"[ $OMPI_COMM_WORLD_RANK = 1 ]", "true"}) {
+    SCOPED_TRACE(who);
+    const CommandResult result =
+        run_line(2, "if " + who + "; then ulimit -v 2000000; fi; exec $distmoe",
+                 {"--input", file("input"), "--output", file("y")});
+    expect_exit_codes(2, 3);
+    EXPECT_EQ(count_of(result.error, "distmoe: "), 1u) << result.error;
+    EXPECT_EQ(count_of(result.error, "distmoe: out_of_memory"), 1u) << result.error;
+    EXPECT_EQ(result.output, "");
+    expect_no_output("y");
+  }
 }
 
 TEST_F(RunMpi, OneUnfitRankEndsAllRanks) {
@@ -108,7 +155,8 @@ TEST_F(RunMpi, RanksThatWereStartedDifferentlyGetPeerMismatch) {
                                       {{"--device-factor", "2"}, {"--device-factor", "1.5"}}}) {
     const CommandResult result = run_different(first, second);
     EXPECT_EQ(result.exit_code, 3) << result.error;
-    EXPECT_NE(result.error.find("peer_mismatch"), std::string::npos) << result.error;
+    EXPECT_EQ(count_of(result.error, "distmoe: "), 1u) << result.error;
+    EXPECT_EQ(count_of(result.error, "distmoe: peer_mismatch"), 1u) << result.error;
     EXPECT_EQ(result.output.find("relative L2"), std::string::npos) << result.output;
     expect_no_output("y");
   }
