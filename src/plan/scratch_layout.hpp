@@ -71,8 +71,8 @@ DISTMOE_HOST_DEVICE constexpr RegionOffsets scratch_layout(const LayerDims& shap
     // plan's formula gives grad_h3 a region of its own as soon as the pair is longer by a rounding
     // step, so it is no bound for calls of fewer rows than planned (D = F = 1: 160 rows against
     // 192). This placement grows with the rows and never takes more than the formula.
-    const std::int64_t h2 = layer.dense(rows, shape.intermediate_dim);
-    const std::int64_t pair = h2 + layer.dense(rows, shape.hidden_dim);
+    const std::int64_t h2 = LayerBytes<>::dense(rows, shape.intermediate_dim);
+    const std::int64_t pair = h2 + LayerBytes<>::dense(rows, shape.hidden_dim);
     next -= pair > sizes.grad_h1 ? pair : sizes.grad_h1;
     offsets.grad_h1 = offsets.h2 = next;
     offsets.grad_h3 = next + h2;

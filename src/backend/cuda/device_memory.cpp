@@ -28,9 +28,9 @@ std::byte* allocate(std::int64_t bytes) {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(const MemoryPlan& plan) : plan_(plan) {
+DeviceMemory::DeviceMemory(const MemoryPlan& plan)
+    : plan_(plan), private_(allocate(plan.allocated_bytes - plan.communication_bytes)) {
   const auto window_bytes = static_cast<std::size_t>(plan.communication_bytes);
-  private_ = allocate(plan.allocated_bytes - plan.communication_bytes);
   try {
     windows_ = allocate(plan.communication_bytes);
   } catch (...) {
