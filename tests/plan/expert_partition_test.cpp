@@ -13,6 +13,7 @@ namespace {
 
 std::vector<std::int64_t> block_sizes(std::int64_t num_experts, std::int64_t ep_size) {
   std::vector<std::int64_t> sizes;
+  sizes.reserve(static_cast<std::size_t>(ep_size));
   for (std::int64_t rank = 0; rank < ep_size; ++rank) {
     sizes.push_back(num_local_experts(num_experts, ep_size, rank));
   }

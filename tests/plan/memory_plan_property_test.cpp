@@ -15,7 +15,7 @@
 namespace distmoe {
 namespace {
 
-__extension__ typedef __int128 Wide;
+__extension__ using Wide = __int128;
 
 Wide ceil_of(Wide a, Wide b) { return (a + b - 1) / b; }
 Wide up(Wide bytes) { return ceil_of(bytes, 128) * 128; }

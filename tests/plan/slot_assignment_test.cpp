@@ -48,6 +48,7 @@ Actions interleaved() {
 
 std::vector<std::int64_t> slots_of(const SlotAssignment& assignment) {
   std::vector<std::int64_t> slots;
+  slots.reserve(assignment.uses.size());
   for (const SlotUse& use : assignment.uses) slots.push_back(use.slot);
   return slots;
 }

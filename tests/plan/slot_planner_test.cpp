@@ -26,6 +26,7 @@ struct Group {
   std::vector<LiveForward> push(const std::vector<std::int64_t>& tokens,
                                 const std::vector<std::int64_t>& rows) {
     std::vector<LiveForward> forwards;
+    forwards.reserve(ranks.size());
     for (RankSlots& slots : ranks) forwards.push_back(slots.push(tokens, rows));
     return forwards;
   }
