@@ -54,7 +54,7 @@ TEST_P(Capacity, OneRowTooManyIsRefusedOnEveryRankAndTheNextCallWorks) {
   fill_last_rank(overflows, moe_case, kRows + 1);
   const std::vector<BF16> expected = run(fits, {});
   const TokenCounts counts = even_split(fits.shape.num_tokens, moe_case.ranks);
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(tight_config(fits, moe_case), moe_case, communicator);
     for (int round = 0; round < 3; ++round) {
       const RankCall wrong = pack_rank(overflows, {}, counts, communicator->rank());
@@ -92,7 +92,7 @@ TEST_P(Capacity, AllTokensToOneExpertFitAPlanForTheWorstCase) {
   config.device_scratch_capacity_factor = moe_case.ranks;
   const std::vector<BF16> expected = run(problem, {});
   EXPECT_EQ(first_violation(problem, expected), "");
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     routed_experts(context, call.input, call.weights, call.y_view());
@@ -116,7 +116,7 @@ TEST_P(Capacity, HostScratchTakesWhatDeviceScratchCannot) {
   config.device_scratch_capacity_factor = 1.0;
   config.host_scratch = HostScratch{};
   const std::vector<BF16> expected = run(problem, {});
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     EXPECT_GT(context.memory_plan().host_scratch_bytes, 0);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
@@ -142,7 +142,7 @@ TEST_P(Capacity, DuplicatesBeyondThePlanNameDistinctExperts) {
   Config config = tight_config(problem, moe_case);
   config.max_tokens = 8;
   config.device_scratch_capacity_factor = moe_case.ranks;  // L = 1: a token brings one row
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     const Outcome outcome =

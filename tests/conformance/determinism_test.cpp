@@ -57,7 +57,7 @@ TEST_P(Determinism, FortyRepeatsAreBitwiseEqual) {
   const TokenCounts counts = ragged_split(kShape.num_tokens, moe_case.ranks, 3);
   const TokenCounts other_counts = even_split(other_shape.num_tokens, moe_case.ranks);
   const Config config = config_of(problem, moe_case, {}, kShape.num_tokens);
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     const RankCall other_call = pack_rank(other, {}, other_counts, communicator->rank());

@@ -45,7 +45,7 @@ struct Layer {
 
 TEST_P(Lifetime, ClosingIsIdempotentAndLaterCallsSayClosed) {
   const Layer layer(GetParam());
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(layer.config, GetParam(), communicator);
     const RankCall call = pack_rank(layer.problem, {}, layer.counts, communicator->rank());
     routed_experts(context, call.input, call.weights, call.y_view());
@@ -69,7 +69,7 @@ TEST(LifetimeOfACall, ASecondCallBeforeTheFirstEndedIsRefusedAndHarmsNothing) {
   const MoeCase two{.ranks = 2, .num_threads = 2};
   const Layer layer(two);
   const std::vector<BF16> expected = run(layer.problem, {});
-  run_group(two, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(two, [&](const std::shared_ptr<Communicator>& communicator) {
     const auto hooked = std::make_shared<HookedCommunicator>(communicator);
     Context context = make_context(layer.config, two, hooked);
     const RankCall call = pack_rank(layer.problem, {}, layer.counts, communicator->rank());
@@ -104,7 +104,7 @@ TEST_P(Lifetime, TwoHundredContextsLeaveNothingBehind) {
   std::int64_t memory = 0;
   std::int64_t descriptors = 0;
   std::int64_t threads = 0;
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     const RankCall call = pack_rank(layer.problem, {}, layer.counts, communicator->rank());
     for (int cycle = 0; cycle < 220; ++cycle) {
       {
@@ -153,7 +153,7 @@ TEST_P(Lifetime, ContextsOfOneGroupAreDestroyedInAnyOrder) {
 /// A moved context works; what is left behind is closed.
 TEST_P(Lifetime, AContextMayMove) {
   const Layer layer(GetParam());
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(layer.config, GetParam(), communicator);
     const RankCall call = pack_rank(layer.problem, {}, layer.counts, communicator->rank());
     Context moved = std::move(context);

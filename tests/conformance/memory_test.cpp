@@ -28,7 +28,7 @@ TEST_P(Memory, AContextAllocatesItsPlanToTheByte) {
     const MemoryPlan plan =
         plan_memory(config, GetParam().ranks,
                     {.backend = GetParam().backend, .num_threads = GetParam().num_threads});
-    run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, GetParam(), communicator);
       EXPECT_EQ(context.memory_plan(), plan);
       EXPECT_EQ(context.allocated_bytes(), plan.allocated_bytes);
@@ -45,7 +45,7 @@ TEST_P(Memory, ATrainingContextComputesTheSame) {
   Config config = config_of(problem, GetParam(), {}, 20);
   config.inference = false;
   const std::vector<BF16> expected = run(problem, GetParam());
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, GetParam(), communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     routed_experts(context, call.input, call.weights, call.y_view());
@@ -91,12 +91,13 @@ TEST(MemoryOfACall, PeakGrowthStaysWithinThePlanAnd32MiB) {
     Config config = config_of(problem, moe_case, {}, 2048 / ranks);
     config.device_scratch_capacity_factor = 1.25;
     std::vector<RankCall> calls;
+    calls.reserve(static_cast<std::size_t>(ranks));
     for (int rank = 0; rank < ranks; ++rank) {
       calls.push_back(pack_rank(problem, {}, counts, rank));
     }
     std::atomic<std::int64_t> planned{0};
     PeakWatch watch;
-    run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+    run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, moe_case, communicator);
       planned += context.memory_plan().allocated_bytes;
       const RankCall& call = calls[static_cast<std::size_t>(communicator->rank())];

@@ -91,7 +91,7 @@ std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const 
       config_of(problem, moe_case, form, *std::max_element(counts.begin(), counts.end()));
   std::vector<BF16> result;
   std::mutex mutex;
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     const int rank = communicator->rank();
     const RankCall call = pack_rank(problem, form, counts, rank);
     Context context = make_context(config, moe_case, communicator);

@@ -81,7 +81,7 @@ TEST_P(Peers, DifferentConfigurationsAreReportedToAllWithTheField) {
   int i = 0;
   for (const Difference& difference : kDifferences) {
     const int odd_rank = i++ % GetParam().ranks;
-    run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
       Config config = layer.config;
       if (communicator->rank() == odd_rank) difference.change(config);
       const Outcome outcome = outcome_of([&] { make_context(config, GetParam(), communicator); });
@@ -95,7 +95,7 @@ TEST_P(Peers, DifferentConfigurationsAreReportedToAllWithTheField) {
 
 TEST_P(Peers, AnIllegalConfigurationOfOneRankFailsOnAll) {
   const Layer layer(GetParam());
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Config config = layer.config;
     if (communicator->rank() == 1) config.top_k = 8;
     const Outcome outcome = outcome_of([&] { make_context(config, GetParam(), communicator); });
@@ -164,7 +164,7 @@ TEST_P(Peers, ARankThatFailsInsideACallIsHeardByAllAndClosesTheContext) {
 TEST_P(Peers, DifferentOrdersOfCallsAreReportedAndCloseTheContexts) {
   const Layer layer(GetParam());
   const Layer other(GetParam(), 91);
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context first = make_context(layer.config, GetParam(), communicator);
     Context second = make_context(other.config, GetParam(), communicator);
     const RankCall call = layer.pack(communicator->rank());
@@ -186,7 +186,7 @@ TEST_P(Peers, AMissingCallIsReportedWithinTheTimeout) {
   const Layer layer(GetParam());
   const int missing = GetParam().ranks - 1;
   std::atomic<int> num_reported{0};
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(layer.config, GetParam(), communicator);
     const RankCall call = layer.pack(communicator->rank());
     for (int i = 0; i < 2; ++i) ASSERT_EQ(call_outcome(context, call).message, "");
@@ -212,7 +212,7 @@ TEST_P(Peers, AMissingCallIsReportedWithinTheTimeout) {
 TEST_P(Peers, ARankThatReturnsIsReportedAtOnce) {
   Layer layer(GetParam());
   layer.config.timeout = std::chrono::seconds(60);
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(layer.config, GetParam(), communicator);
     if (communicator->rank() == 0) return;
     const RankCall call = layer.pack(communicator->rank());
@@ -227,7 +227,7 @@ TEST_P(Peers, ARankThatReturnsIsReportedAtOnce) {
 TEST_P(Peers, ARankThatThrowsIsReportedAtOnce) {
   Layer layer(GetParam());
   layer.config.timeout = std::chrono::seconds(60);
-  const auto body = [&](std::shared_ptr<Communicator> communicator) {
+  const auto body = [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(layer.config, GetParam(), communicator);
     if (communicator->rank() == 1) throw std::runtime_error("the tokeniser fell over");
     const RankCall call = layer.pack(communicator->rank());
@@ -242,7 +242,7 @@ TEST_P(Peers, ARankThatThrowsIsReportedAtOnce) {
 TEST_P(Peers, CreationWaitsNoLongerThanTheTimeout) {
   const Layer layer(GetParam());
   std::atomic<int> num_reported{0};
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     if (communicator->rank() == 0) {
       while (num_reported + 1 < GetParam().ranks) std::this_thread::sleep_for(milliseconds(10));
       return;

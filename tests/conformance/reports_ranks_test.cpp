@@ -30,7 +30,7 @@ void run_steps(const MoeCase& moe_case, const std::vector<Step>& steps,
     max_tokens = std::max(max_tokens, *std::max_element(step.counts.begin(), step.counts.end()));
   }
   const Config config = config_of(steps[0].problem, moe_case, {}, max_tokens);
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const auto& [problem, counts] = steps[i];
@@ -139,7 +139,7 @@ TEST(ReportedRanks, ACollapsedRouterIsRefusedOrRight) {
   for (const auto& [factor, available] : {std::pair{1.5, "96"}, std::pair{1.0, "64"}}) {
     config.device_scratch_capacity_factor = factor;
     const std::vector<BF16> expected = run(balanced, {});
-    run_group(four, [&](std::shared_ptr<Communicator> communicator) {
+    run_group(four, [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, four, communicator);
       const RankCall wrong = pack_rank(collapsed, {}, counts, communicator->rank());
       expect_error(
@@ -164,7 +164,7 @@ TEST(ReportedRanks, NothingIsCutSilently) {
     const MoeProblem problem =
         routed_to(80, 2, 1, [=](std::int64_t route) { return route < rows ? 1 : 0; });
     const TokenCounts counts(2, 40);
-    run_group(two, [&](std::shared_ptr<Communicator> communicator) {
+    run_group(two, [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, two, communicator);
       const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
       const Outcome outcome =

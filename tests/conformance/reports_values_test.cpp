@@ -80,7 +80,7 @@ TEST_P(ReportedValues, TheWrongLayoutFlagGivesAnotherResult) {
   const TokenCounts counts = even_split(6, GetParam().ranks);
   Config config = config_of(problem, GetParam(), {}, 6);
   config.gate_up_layout = GateUpLayout::kInterleaved;  // the weights are concatenated
-  run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, GetParam(), communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     routed_experts(context, call.input, call.weights, call.y_view());
@@ -187,7 +187,7 @@ TEST_P(ReportedValues, WhatAnEarlierCallLeftBehindIsNeverRead) {
   for (const float left : {0.0f, 1e30f, std::numeric_limits<float>::quiet_NaN(),
                            std::numeric_limits<float>::infinity()}) {
     std::fill(large.x.begin(), large.x.end(), to_bf16(left));
-    run_group(GetParam(), [&](std::shared_ptr<Communicator> communicator) {
+    run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, GetParam(), communicator);
       const RankCall first = pack_rank(large, {}, large_counts, communicator->rank());
       routed_experts(context, first.input, first.weights, first.y_view());
