@@ -145,6 +145,7 @@ std::vector<BF16> plain_of(const MoeProblem& problem) {
         }
       });
   std::vector<BF16> y;
+  y.reserve(sums.size());
   for (const float sum : sums) y.push_back(to_bf16(sum));
   return y;
 }

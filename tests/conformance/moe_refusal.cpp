@@ -31,7 +31,7 @@ void expect_error(const Outcome& outcome, ErrorCode code, const std::vector<std:
   }
 }
 
-void Arguments::set_id(std::int64_t token, std::int64_t k, std::int64_t id) {
+void Arguments::set_id(std::int64_t token, std::int64_t k, std::int64_t id) const {
   const TensorView& ids = packed.input.topk_ids_TK;
   const std::int64_t offset = token * ids.strides[0] + k * ids.strides[1];
   if (ids.dtype == DType::kI64) {
@@ -54,7 +54,7 @@ void expect_all_refused(const MoeCase& moe_case, const std::vector<Misuse>& misu
   const TokenCounts counts = even_split(shape.num_tokens, moe_case.ranks);
   const Config config = config_of(problem, moe_case, {}, 4);
   const std::vector<BF16> expected = run(problem, moe_case);
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     for (std::size_t i = 0; i < misuses.size(); ++i) {
       const Misuse& misuse = misuses[i];

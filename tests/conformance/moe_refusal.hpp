@@ -32,8 +32,8 @@ struct Arguments {
   RankCall packed;
   TensorView y;
 
-  void set_id(std::int64_t token, std::int64_t k, std::int64_t id);
-  void call(Context& context) { routed_experts(context, packed.input, packed.weights, y); }
+  void set_id(std::int64_t token, std::int64_t k, std::int64_t id) const;
+  void call(Context& context) const { routed_experts(context, packed.input, packed.weights, y); }
 };
 
 /// One way to break the contract.

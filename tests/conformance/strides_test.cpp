@@ -28,7 +28,7 @@ std::vector<BF16> run_with(const MoeProblem& problem, const MoeCase& moe_case,
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   const Config config = config_of(problem, moe_case, form, counts.back() + 1);
   std::vector<BF16> result;
-  run_group(moe_case, [&](std::shared_ptr<Communicator> communicator) {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     Arguments arguments{pack_rank(problem, form, counts, communicator->rank()), {}};
     arguments.y = arguments.packed.y_view();
@@ -178,10 +178,10 @@ TEST_P(Strides, YMayTakeThePlaceOfX) {
 /// Address space without memory: pages come into being where they are touched.
 class SparseMemory {
  public:
-  explicit SparseMemory(std::size_t bytes) : bytes_(bytes) {
-    base_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  }
+  explicit SparseMemory(std::size_t bytes)
+      : bytes_(bytes),
+        base_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
   ~SparseMemory() {
     if (is_given()) munmap(base_, bytes_);
   }
@@ -192,7 +192,7 @@ class SparseMemory {
 
  private:
   std::size_t bytes_;
-  void* base_ = nullptr;
+  void* base_;
 };
 
 // reports: A77, A78, A79: rows and experts more than 2^31 elements apart, really read and written.
