@@ -249,6 +249,7 @@ class Plot {
     std::vector<double> below(curve_.tokens.size(), 0.0);
     for (std::size_t region = 0; region < std::tuple_size_v<Regions>; ++region) {
       std::vector<Point> outline;
+      outline.reserve(2 * below.size());
       for (std::size_t i = 0; i < below.size(); ++i) {
         outline.push_back({x_of(static_cast<double>(curve_.tokens[i])), y_of(below[i])});
       }

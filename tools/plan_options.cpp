@@ -197,7 +197,8 @@ std::int64_t parse_bytes(std::string_view option, std::string_view text) {
                   "'; it does not fit in 64 bits");
     return static_cast<std::int64_t>(bytes);
   }
-  const bool is_number = !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+  const bool is_number =
+      !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
   DISTMOE_CHECK(
       is_number, kInvalidArgument, option, " is '", text,
       "'; legal: bytes >= 0, or a number with KiB, MiB, GiB, TiB, PiB, KB, MB, GB, TB, PB");
