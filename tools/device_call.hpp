@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 
 #include "backend/cuda/device.hpp"
 #include "distmoe/context.hpp"
@@ -10,13 +11,17 @@
 namespace distmoe::tools {
 
 /// One rank's call with its tensors where the backend wants them: on the CPU the host's own, on
-/// CUDA copies on a device.
+/// CUDA copies on a device. Tensors are row-major without gaps.
 class DeviceCall {
  public:
-  /// `y` stays the caller's host memory. Tensors are row-major without gaps.
   DeviceCall(BackendKind backend, int device, const RoutedInput& input,
              const ExpertWeights& weights, const TensorView& y);
 
+  /// The next calls read `input`, of the shapes and types of the first, and write `y`. Inputs stay
+  /// where they are on a device: their values are copied there.
+  void bring(const RoutedInput& input, const TensorView& y);
+  /// Records the call once, in a CUDA graph that later runs replay.
+  void capture(Context& context);
   /// Runs the call and returns when y is complete on the device that computes it.
   void run(Context& context);
   /// Brings y to the host memory of the caller.
@@ -24,6 +29,7 @@ class DeviceCall {
 
  private:
   TensorView place(const TensorView& host);
+  void copy_in(const TensorView& host, const TensorView& device) const;
 
   bool is_on_device_;
   int device_;
@@ -32,6 +38,7 @@ class DeviceCall {
   RoutedInput input_;
   ExpertWeights weights_;
   TensorView y_;
+  std::unique_ptr<cuda::DeviceGraph> graph_;
 };
 
 }  // namespace distmoe::tools

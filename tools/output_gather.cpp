@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <numeric>
+#include <string>
 
+#include "core/check.hpp"
 #include "output_error.hpp"
 
 namespace distmoe::tools {
@@ -18,16 +20,23 @@ constexpr std::int64_t kBF16Bytes = 2;
 
 void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
                        const std::vector<std::int64_t>& tokens_per_rank, std::int64_t hidden_dim,
-                       std::span<const std::byte> own) {
+                       std::span<const std::span<const std::byte>> own) {
   if (group.is_first()) {
     const std::int64_t num_tokens =
         std::accumulate(tokens_per_rank.begin(), tokens_per_rank.end(), std::int64_t{0});
-    write([&] {
-      const TensorEntry y{"y", DType::kBF16, {num_tokens, hidden_dim}};
-      file_ = std::make_unique<SafetensorsWriter>(path, std::span(&y, 1));
-      file_->append(own);
-    });
+    std::vector<TensorEntry> entries;
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      const std::string name = i == 0 ? "y" : concat("y", i + 1);
+      entries.push_back({name, DType::kBF16, {num_tokens, hidden_dim}});
+    }
+    write([&] { file_ = std::make_unique<SafetensorsWriter>(path, entries); });
   }
+  for (const std::span<const std::byte> y : own) gather(group, tokens_per_rank, hidden_dim, y);
+}
+
+void OutputGather::gather(RankGroup& group, const std::vector<std::int64_t>& tokens_per_rank,
+                          std::int64_t hidden_dim, std::span<const std::byte> own) {
+  if (group.is_first()) write([&] { file_->append(own); });
   std::vector<std::byte> received;
   for (int source = 1; source < group.size(); ++source) {
     const std::int64_t num_bytes =

@@ -18,12 +18,12 @@ namespace distmoe::tools {
 
 class OutputGather {
  public:
-  /// Collective. Rank r brings `own`: its tokens_per_rank[r] rows of y, BF16 [.., hidden_dim]. The
-  /// first rank writes them to a temporary file beside `path`; what it cannot write is kept as
-  /// failure(), since the peers send all the same.
+  /// Collective. Rank r brings `own`: its tokens_per_rank[r] rows of y, BF16 [.., hidden_dim], and
+  /// of y2, y3, ... where there are more outputs. The first rank writes them to a temporary file
+  /// beside `path`; what it cannot write is kept as failure(), since the peers send all the same.
   void run(RankGroup& group, const std::filesystem::path& path,
            const std::vector<std::int64_t>& tokens_per_rank, std::int64_t hidden_dim,
-           std::span<const std::byte> own);
+           std::span<const std::span<const std::byte>> own);
 
   /// On the first rank: the file appears under its name, or failure() says why not. Nothing to do
   /// elsewhere.
@@ -33,6 +33,8 @@ class OutputGather {
   void discard() { file_.reset(); }
 
  private:
+  void gather(RankGroup& group, const std::vector<std::int64_t>& tokens_per_rank,
+              std::int64_t hidden_dim, std::span<const std::byte> own);
   /// Runs `step` unless an earlier one failed.
   void write(const std::function<void()>& step);
 

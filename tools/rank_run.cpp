@@ -2,12 +2,14 @@
 #include "rank_run.hpp"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -55,11 +57,18 @@ bool is_known_to_all_creators(ErrorCode code) { return code != ErrorCode::kPeerL
 
 /// What the first rank learns from every rank.
 struct RankFacts {
-  ComparisonSums sums;
+  std::array<ComparisonSums, 2> sums;  ///< of each input
   std::int64_t planned_bytes = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t weight_bytes = 0;
   std::int64_t repeat_bitwise_equal = 1;
+};
+
+/// An input and what this rank's calls make of it.
+struct InputRun {
+  RoutedInputFile file;
+  TensorStorage y;  ///< of the own tokens
+  std::optional<Digest> first_digest;
 };
 
 class RankRun {
@@ -94,7 +103,10 @@ class RankRun {
 
  private:
   Config make_config() const;
-  TensorView y() const;
+  void open_inputs();
+  void check_same_shape(const InputRun& first, const InputRun& second) const;
+  RoutedInput own_input(const InputRun& input) const;
+  TensorView y(const InputRun& input) const;
   RankFacts facts() const;
   RunReport make_report(const std::vector<RankFacts>& facts,
                         std::vector<double> call_seconds) const;
@@ -115,12 +127,11 @@ class RankRun {
   RankGroup group_;
   Progress progress_;
 
-  std::unique_ptr<RoutedInputFile> input_;
+  std::vector<InputRun> inputs_;  ///< one, or two whose calls alternate
   std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<std::int64_t> tokens_per_rank_;
   std::vector<std::int64_t> experts_per_rank_;
   LoadedExperts experts_;
-  TensorStorage y_;
   std::unique_ptr<Context> context_;
   std::unique_ptr<DeviceCall> call_;
   std::vector<double> call_seconds_;
@@ -132,37 +143,69 @@ void RankRun::prepare() {
   const int size = group_.size();
   DISTMOE_CHECK(!options_.ranks || *options_.ranks == size, kInvalidArgument, "--ranks is ",
                 options_.ranks.value_or(0), ", but the launcher started ", size, " ranks");
+  DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
+                "--graph captures a CUDA graph: it needs --backend cuda");
+  DISTMOE_CHECK(options_.num_calls() >= options_.num_inputs(), kInvalidArgument,
+                "--input2 needs --repeat 2 or more, got ", options_.num_calls());
   progress_.show("reading the checkpoint");
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
   if (group_.is_first() && !options_.output.empty()) {
     std::vector<std::filesystem::path> kept = checkpoint_->files();
     kept.push_back(options_.input_path());
+    if (!options_.input2.empty()) kept.push_back(options_.input2);
     check_destination("--output", options_.output, kept);
   }
-  input_ = std::make_unique<RoutedInputFile>(
-      RoutedInputFile::open(options_.input_path(), options_.layer));
+  open_inputs();
   const LayerShape& shape = checkpoint_->shape();
-  DISTMOE_CHECK(input_->hidden_dim() == shape.hidden_dim, kInvalidArgument, "layer ",
-                options_.layer, " of ", options_.input_path(), " has x ",
-                input_->input().x_TD.describe(), ", but the hidden size of the checkpoint is ",
-                shape.hidden_dim);
-  tokens_per_rank_ = split_tokens(input_->num_tokens(), size, options_.tokens_per_rank);
+  tokens_per_rank_ = split_tokens(inputs_[0].file.num_tokens(), size, options_.tokens_per_rank);
   experts_per_rank_ = split_evenly(shape.num_experts, size);
   progress_.show("loading experts");
   experts_ =
       checkpoint_->load_experts(options_.layer, first_of_part(experts_per_rank_, group_.rank()),
                                 experts_per_rank_[own_index()]);
-  y_ = TensorStorage(
-      static_cast<std::size_t>(checked_product(own_tokens(), shape.hidden_dim, kBF16Bytes)),
-      "the output");
+  for (InputRun& input : inputs_) {
+    input.y = TensorStorage(
+        static_cast<std::size_t>(checked_product(own_tokens(), shape.hidden_dim, kBF16Bytes)),
+        "the output");
+  }
+}
+
+void RankRun::open_inputs() {
+  const std::int64_t hidden = checkpoint_->shape().hidden_dim;
+  std::vector<std::filesystem::path> paths = {options_.input_path()};
+  if (!options_.input2.empty()) paths.push_back(options_.input2);
+  for (const std::filesystem::path& path : paths) {
+    inputs_.push_back({RoutedInputFile::open(path, options_.layer), {}, {}});
+    const TensorView& x = inputs_.back().file.input().x_TD;
+    DISTMOE_CHECK(x.shape[1] == hidden, kInvalidArgument, "layer ", options_.layer, " of ", path,
+                  " has x ", x.describe(), ", but the hidden size of the checkpoint is ", hidden);
+  }
+  if (inputs_.size() == 2) check_same_shape(inputs_[0], inputs_[1]);
+}
+
+// A graph replays one shape, and calls that alternate share their tensors on a device.
+void RankRun::check_same_shape(const InputRun& first, const InputRun& second) const {
+  const RoutedInput& a = first.file.input();
+  const RoutedInput& b = second.file.input();
+  for (const auto& [name, one, two] :
+       {std::tuple("x", a.x_TD, b.x_TD), std::tuple("topk_ids", a.topk_ids_TK, b.topk_ids_TK),
+        std::tuple("topk_scores", a.topk_scores_TK, b.topk_scores_TK)}) {
+    DISTMOE_CHECK(one.dtype == two.dtype && one.shape == two.shape, kInvalidArgument,
+                  "--input2 needs the shapes and types of --input: ", name, " is ", one.describe(),
+                  " there and ", two.describe(), " in ", options_.input2);
+  }
 }
 
 // All that must be the same on every rank and that no plan of the context covers.
 std::string RankRun::settings() const {
-  std::string text = concat(
-      "--layer ", options_.layer, " --repeat ", options_.repeat,
-      options_.output.empty() ? "" : " --output", ", input of ", input_->num_tokens(), " tokens ",
-      input_->y_ref().is_given() ? "with" : "without", " reference, tokens per rank");
+  std::string text =
+      concat("--layer ", options_.layer, " --repeat ", options_.num_calls(),
+             options_.graph ? " --graph" : "", options_.output.empty() ? "" : " --output");
+  for (const InputRun& input : inputs_) {
+    text += concat(", input of ", input.file.num_tokens(), " tokens ",
+                   input.file.y_ref().is_given() ? "with" : "without", " reference");
+  }
+  text += ", tokens per rank";
   for (const std::int64_t tokens : tokens_per_rank_) text += concat(" ", tokens);
   return text;
 }
@@ -174,7 +217,7 @@ Config RankRun::make_config() const {
       1, *std::max_element(tokens_per_rank_.begin(), tokens_per_rank_.end()));
   config.hidden_dim = shape.hidden_dim;
   config.intermediate_dim = shape.intermediate_dim;
-  config.top_k = input_->top_k();
+  config.top_k = inputs_[0].file.top_k();
   config.num_experts = shape.num_experts;
   config.max_moe_layers_per_activation_slot = 1;
   config.device_scratch_capacity_factor = options_.device_factor.value_or(group_.size());
@@ -190,8 +233,15 @@ Config RankRun::make_config() const {
   return config;
 }
 
-TensorView RankRun::y() const {
-  return {y_.data(), DType::kBF16, {own_tokens(), checkpoint_->shape().hidden_dim}};
+RoutedInput RankRun::own_input(const InputRun& input) const {
+  const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
+  const RoutedInput& all = input.file.input();
+  return {rows_of(all.x_TD, first, own_tokens()), rows_of(all.topk_ids_TK, first, own_tokens()),
+          rows_of(all.topk_scores_TK, first, own_tokens())};
+}
+
+TensorView RankRun::y(const InputRun& input) const {
+  return {input.y.data(), DType::kBF16, {own_tokens(), checkpoint_->shape().hidden_dim}};
 }
 
 void RankRun::create_context() {
@@ -200,35 +250,35 @@ void RankRun::create_context() {
 }
 
 void RankRun::place_tensors() {
-  const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
-  const RoutedInput& all = input_->input();
-  const RoutedInput own = {rows_of(all.x_TD, first, own_tokens()),
-                           rows_of(all.topk_ids_TK, first, own_tokens()),
-                           rows_of(all.topk_scores_TK, first, own_tokens())};
-  call_ = std::make_unique<DeviceCall>(options_.backend, device(), own, experts_.view(), y());
+  const InputRun& first = inputs_[0];
+  call_ = std::make_unique<DeviceCall>(options_.backend, device(), own_input(first),
+                                       experts_.view(), y(first));
+  if (options_.graph) call_->capture(*context_);
 }
 
 void RankRun::make_calls() {
-  const std::span<const std::byte> y_bytes(y_.data(), y_.num_bytes());
-  Digest first_digest;
-  for (int call = 0; call < options_.repeat; ++call) {
-    progress_.show("running call", call + 1, options_.repeat);
+  for (int call = 0; call < options_.num_calls(); ++call) {
+    progress_.show("running call", call + 1, options_.num_calls());
+    InputRun& input = inputs_[static_cast<std::size_t>(call) % inputs_.size()];
+    if (inputs_.size() > 1) call_->bring(own_input(input), y(input));
     group_.barrier();
     const auto begin = Clock::now();
     call_->run(*context_);
     call_seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     call_->fetch_y();
-    const Digest digest = digest_of(y_bytes);
-    if (call == 0) first_digest = digest;
-    repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == first_digest;
+    const Digest digest = digest_of({input.y.data(), input.y.num_bytes()});
+    if (!input.first_digest) input.first_digest = digest;
+    repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == *input.first_digest;
   }
 }
 
 RankFacts RankRun::facts() const {
   RankFacts facts;
-  if (input_->y_ref().is_given()) {
-    facts.sums.add(y(), rows_of(input_->y_ref(), first_of_part(tokens_per_rank_, group_.rank()),
-                                own_tokens()));
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    const TensorView& y_ref = inputs_[i].file.y_ref();
+    if (!y_ref.is_given()) continue;
+    const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
+    facts.sums[i].add(y(inputs_[i]), rows_of(y_ref, first, own_tokens()));
   }
   facts.planned_bytes = context_->memory_plan().allocated_bytes;
   facts.peak_bytes = meter_.peak_growth_bytes() / ranks_in_process_;
@@ -249,7 +299,7 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.engine = to_string(options_.engine);
   report.backend = to_string(options_.backend);
   report.precision = "bf16";
-  report.tokens = input_->num_tokens();
+  report.tokens = inputs_[0].file.num_tokens();
   report.tokens_per_rank = tokens_per_rank_;
   const CallStatistics statistics = context_->last_call();
   report.rows_per_rank = statistics.rows_per_rank;
@@ -258,15 +308,21 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.tolerance = options_.tolerance;
   report.call_seconds = std::move(call_seconds);
   report.plan = context_->memory_plan();
-  ComparisonSums sums;
+  std::array<ComparisonSums, 2> sums;
   for (const RankFacts& rank : facts) {
-    sums.merge(rank.sums);
+    for (std::size_t i = 0; i < sums.size(); ++i) sums[i].merge(rank.sums[i]);
     report.planned_bytes = std::max(report.planned_bytes, rank.planned_bytes);
     report.peak_bytes = std::max(report.peak_bytes, rank.peak_bytes);
     report.weight_bytes = std::max(report.weight_bytes, rank.weight_bytes);
     report.repeat_bitwise_equal &= rank.repeat_bitwise_equal != 0;
   }
-  if (input_->y_ref().is_given()) report.comparison = sums.result();
+  const auto comparison_of = [&](std::size_t i) -> std::optional<Comparison> {
+    if (i >= inputs_.size() || !inputs_[i].file.y_ref().is_given()) return std::nullopt;
+    return sums[i].result();
+  };
+  report.comparison = comparison_of(0);
+  report.has_input2 = inputs_.size() > 1;
+  report.comparison2 = comparison_of(1);
   return report;
 }
 
@@ -282,8 +338,10 @@ void RankRun::print(const RunReport& report) const {
 
 Failure RankRun::finish() {
   if (!options_.output.empty()) {
+    std::vector<std::span<const std::byte>> outputs;
+    for (const InputRun& input : inputs_) outputs.push_back({input.y.data(), input.y.num_bytes()});
     output_.run(group_, options_.output, tokens_per_rank_, checkpoint_->shape().hidden_dim,
-                {y_.data(), y_.num_bytes()});
+                outputs);
   }
   const std::vector<RankFacts> all_facts = group_.all_gather(facts());
   const std::size_t num_calls = call_seconds_.size();
@@ -312,7 +370,8 @@ Failure RankRun::judge(const RunReport& report) const {
   return {ExitCode::kOutsideTolerance, ErrorCode::kInternal,
           concat("layer ", options_.layer, " of ", options_.checkpoint,
                  " is outside the tolerance: the relative L2 distance to y_ref is ",
-                 distance_text(report.comparison.value_or(Comparison{}).rel_l2),
+                 distance_text(std::max(report.comparison.value_or(Comparison{}).rel_l2,
+                                        report.comparison2.value_or(Comparison{}).rel_l2)),
                  ", legal is at most ", options_.tolerance)};
 }
 

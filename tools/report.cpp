@@ -19,6 +19,17 @@ Json number_or_null(const std::optional<double>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
+/// Null without a reference.
+void add_distances(Json& object, const std::string& suffix,
+                   const std::optional<Comparison>& comparison) {
+  const auto add = [&](const char* key, double Comparison::*value) {
+    object[key + suffix] = comparison ? Json((*comparison).*value) : Json(nullptr);
+  };
+  add("rel_l2", &Comparison::rel_l2);
+  add("cosine", &Comparison::cosine);
+  add("max_abs", &Comparison::max_abs);
+}
+
 template <typename Value>
 std::string list_of(const std::vector<Value>& values) {
   std::ostringstream text;
@@ -70,7 +81,10 @@ double median_of(std::vector<double> values) {
 }
 
 bool is_within_tolerance(const RunReport& report) {
-  return !report.comparison || report.comparison->rel_l2 <= report.tolerance;
+  const auto is_within = [&](const std::optional<Comparison>& comparison) {
+    return !comparison || comparison->rel_l2 <= report.tolerance;
+  };
+  return is_within(report.comparison) && is_within(report.comparison2);
 }
 
 std::string distance_text(double distance) {
@@ -81,13 +95,7 @@ std::string distance_text(double distance) {
 }
 
 std::string json_of(const RunReport& report) {
-  std::optional<double> rel_l2, cosine, max_abs;
-  if (report.comparison) {
-    rel_l2 = report.comparison->rel_l2;
-    cosine = report.comparison->cosine;
-    max_abs = report.comparison->max_abs;
-  }
-  const Json object = {
+  Json object = {
       {"checkpoint", report.checkpoint},
       {"architecture", report.architecture},
       {"layer", report.layer},
@@ -99,14 +107,15 @@ std::string json_of(const RunReport& report) {
       {"rows_per_rank", report.rows_per_rank},
       {"experts_per_rank", report.experts_per_rank},
       {"imbalance", number_or_null(imbalance_of(report.rows_per_expert))},
-      {"rel_l2", number_or_null(rel_l2)},
-      {"cosine", number_or_null(cosine)},
-      {"max_abs", number_or_null(max_abs)},
+  };
+  add_distances(object, "", report.comparison);
+  object.update({
       {"seconds", median_of(report.call_seconds)},
       {"planned_bytes", report.planned_bytes},
       {"peak_bytes", report.peak_bytes},
       {"repeat_bitwise_equal", report.repeat_bitwise_equal},
-  };
+  });
+  if (report.has_input2) add_distances(object, "_input2", report.comparison2);
   // NOTE: a path need not be UTF-8; what is not is replaced, since JSON cannot hold it.
   return object.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
 }
@@ -129,6 +138,9 @@ std::string text_of(const RunReport& report) {
     lines.add("max |y - ref|", distance_text(report.comparison->max_abs));
   } else {
     lines.add("relative L2", "no y_ref in the input: nothing to compare with");
+  }
+  if (report.comparison2) {
+    lines.add("of --input2", distance_text(report.comparison2->rel_l2), " relative L2");
   }
   lines.add("seconds", std::setprecision(4), median_of(report.call_seconds), " (median of ",
             report.call_seconds.size(), ")");

@@ -27,6 +27,8 @@ struct RunReport {
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> experts_per_rank;
   std::optional<Comparison> comparison;  ///< empty without a reference
+  bool has_input2 = false;
+  std::optional<Comparison> comparison2;  ///< of --input2
   double tolerance = 0.0;
   std::vector<double> call_seconds;  ///< of every repeat, the slowest rank's
   std::int64_t planned_bytes = 0;
@@ -42,7 +44,7 @@ std::optional<double> imbalance_of(const std::vector<std::int64_t>& rows_per_exp
 /// The middle value, the mean of the two middle ones for an even count; 0 of nothing.
 double median_of(std::vector<double> values);
 
-/// True without a reference.
+/// True without a reference; both inputs count.
 bool is_within_tolerance(const RunReport& report);
 
 /// A distance for people: "0.00274", or "infinite" where something that is no number is compared

@@ -59,15 +59,20 @@ void add_what_to_run(CLI::App& app, RunOptions& options) {
       "Safetensors file with layerN.x, layerN.topk_ids, layerN.topk_scores and, optionally, "
       "layerN.y_ref (or without the prefix) [DIR/routed_experts.safetensors]",
       [&](const std::string& text) { options.input = parse_path("--input", text); });
+  add(app, "--input2", "FILE",
+      "A second input of the same T and K: calls alternate between the two, and --output writes "
+      "y and y2",
+      [&](const std::string& text) { options.input2 = parse_path("--input2", text); });
   add(app, "--output", "FILE", "Write y as BF16 [T, D] in input order (safetensors)",
       [&](const std::string& text) { options.output = parse_path("--output", text); });
   add(app, "--tolerance", "X", "Largest relative L2 distance to y_ref that is a success [8e-3]",
       [&](const std::string& text) {
         options.tolerance = parse_real("--tolerance", text, Zero::kLegal);
       });
-  add(app, "--repeat", "N", "Run N times on one context [1]", [&](const std::string& text) {
-    options.repeat = static_cast<int>(parse_integer("--repeat", text, 1, kMaxRepeat));
-  });
+  add(app, "--repeat", "N", "Run N times on one context [1, or 2 with --input2]",
+      [&](const std::string& text) {
+        options.repeat = static_cast<int>(parse_integer("--repeat", text, 1, kMaxRepeat));
+      });
 }
 
 void add_where_to_run(CLI::App& app, RunOptions& options) {
@@ -97,6 +102,8 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
       [&](const std::string& text) {
         options.total_factor = parse_real("--total-factor", text, Zero::kIllegal);
       });
+  app.add_flag("--graph", options.graph,
+               "Capture the call once in a CUDA graph and replay it (--backend cuda)");
   add(app, "--timeout", "S", "Seconds to wait for another rank [300]",
       [&](const std::string& text) { options.timeout = parse_timeout(text); });
 }

@@ -31,7 +31,8 @@ inline constexpr double kDefaultTolerance = 8e-3;
 struct RunOptions {
   std::filesystem::path checkpoint;
   std::int64_t layer = 0;
-  std::filesystem::path input;  ///< empty: routed_experts.safetensors of the checkpoint
+  std::filesystem::path input;   ///< empty: routed_experts.safetensors of the checkpoint
+  std::filesystem::path input2;  ///< empty: every call has the same input
   std::optional<int> ranks;
   std::optional<std::vector<std::int64_t>> tokens_per_rank;
   Engine engine = Engine::kThreads;
@@ -41,11 +42,14 @@ struct RunOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
   std::filesystem::path output;  ///< empty: none
   double tolerance = kDefaultTolerance;
-  int repeat = 1;
+  std::optional<int> repeat;  ///< empty: one call an input
+  bool graph = false;
   bool stats = false;
   bool json = false;
 
   std::filesystem::path input_path() const;
+  int num_inputs() const { return input2.empty() ? 1 : 2; }
+  int num_calls() const { return repeat.value_or(num_inputs()); }
 };
 
 /// Declares the options; parsing `app` fills `options`, which must outlive it.

@@ -22,7 +22,13 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes, int device) : bytes_(bytes), devic
   throw_error(ErrorCode::kUnsupported, why_unavailable());
 }
 DeviceBuffer::~DeviceBuffer() = default;
-void DeviceBuffer::upload(const void*, std::size_t) {}
+void DeviceBuffer::upload(const void*, std::size_t) const {}
 void DeviceBuffer::download(void*, std::size_t) const {}
+
+DeviceGraph::DeviceGraph(int device, const std::function<void(void*)>&) : device_(device) {
+  throw_error(ErrorCode::kUnsupported, why_unavailable());
+}
+DeviceGraph::~DeviceGraph() = default;
+void DeviceGraph::replay() {}
 
 }  // namespace distmoe::cuda

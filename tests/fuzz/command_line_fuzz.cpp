@@ -40,7 +40,7 @@ Words split(const std::string& text) {
 void check_legal(const RunOptions& options) {
   require(!options.checkpoint.empty() && options.layer >= 0 && options.layer <= INT32_MAX);
   require(!options.ranks || (*options.ranks >= 1 && *options.ranks <= 1024));
-  require(options.repeat >= 1 && options.repeat <= 10000);
+  require(options.num_calls() >= 1 && options.num_calls() <= 10000);
   require(options.timeout.count() >= 1 && options.timeout.count() <= 1'000'000'000);
   require(std::isfinite(options.tolerance) && options.tolerance >= 0.0);
   for (const auto& factor : {options.device_factor, options.total_factor}) {

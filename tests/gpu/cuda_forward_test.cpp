@@ -399,6 +399,29 @@ TEST_F(CudaForward, WhatTheBackendCannotDoIsRefused) {
   EXPECT_EQ(refused([](Config& c) { c.inference = false; }), ErrorCode::kUnsupported);
 }
 
+// A capture of a blocking stream is found before it is harmed; of others by the refused allocation.
+TEST_F(CudaForward, CreationInsideACaptureIsRefused) {
+  const MoeProblem problem =
+      conformance::make_problem({8, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
+  const Config config = conformance::config_of(problem, cuda_case({0}), {}, 8);
+  for (const unsigned flags : {cudaStreamDefault, cudaStreamNonBlocking}) {
+    cudaStream_t stream = nullptr;
+    DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, flags));
+    DISTMOE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    EXPECT_EQ(code_of([&] { Context::create(config, {.backend = BackendKind::kCuda}); }),
+              ErrorCode::kUnsupported);
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+    if (flags == cudaStreamDefault) {
+      EXPECT_EQ(ended, cudaSuccess);
+    }
+    cudaGetLastError();
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    DISTMOE_CUDA_CHECK(cudaStreamDestroy(stream));
+    EXPECT_NO_THROW(Context::create(config, {.backend = BackendKind::kCuda}));
+  }
+}
+
 TEST_F(CudaForward, AContextAllocatesItsPlan) {
   const MoeProblem problem =
       conformance::make_problem({64, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);

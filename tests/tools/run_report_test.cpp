@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "command_testing.hpp"
+#include "io/safetensors.hpp"
 #include "io/write_safetensors.hpp"
 
 namespace distmoe::tools {
@@ -102,6 +103,55 @@ TEST_F(RunReportTest, NanWhereTheReferenceIsFiniteIsOutsideEveryTolerance) {
                                                  "--tolerance", "1e300", "--input", file("input")});
   EXPECT_EQ(result.exit_code, 1) << result.error;
   EXPECT_GT(result.json()["rel_l2"].get<double>(), 1e300);
+}
+
+std::vector<std::byte> tensor_bytes(const std::filesystem::path& path, const std::string& name) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  const StoredTensor* tensor = file.find(name);
+  EXPECT_NE(tensor, nullptr) << name;
+  if (tensor == nullptr) return {};
+  return {tensor->data.begin(), tensor->data.end()};
+}
+
+TEST_F(RunReportTest, TwoInputsAlternateAndBothOutputsAreThoseOfTheirOwnRuns) {
+  SampleInput(5, 2, kHidden, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}).write(file("a"));
+  SampleInput(5, 2, kHidden, {10, 9, 0, 0, 15, 14, 3, 1, 2, 11}).write(file("b"));
+  for (const char* name : {"a", "b"}) {
+    const CommandResult alone = run(checkpoint_, {"--layer", "0", "--input", file(name), "--output",
+                                                  file(std::string("y_") + name)});
+    ASSERT_EQ(alone.exit_code, 0) << alone.error;
+  }
+  for (const Words& more : {Words{}, {"--repeat", "5"}}) {
+    Words words{"--layer",  "0",       "--ranks",  "3",       "--input", file("a"),
+                "--input2", file("b"), "--output", file("y"), "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const CommandResult result = run(checkpoint_, words);
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_EQ(result.json()["repeat_bitwise_equal"], true);
+    EXPECT_TRUE(result.json()["rel_l2_input2"].is_null());
+    EXPECT_EQ(tensor_bytes(file("y"), "y"), tensor_bytes(file("y_a"), "y"));
+    EXPECT_EQ(tensor_bytes(file("y"), "y2"), tensor_bytes(file("y_b"), "y"));
+    EXPECT_NE(tensor_bytes(file("y"), "y"), tensor_bytes(file("y"), "y2"));
+  }
+}
+
+TEST_F(RunReportTest, ASecondInputOfAnotherShapeIsRefused) {
+  SampleInput(5, 2, kHidden, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}).write(file("a"));
+  SampleInput(4, 2, kHidden, {1, 2, 3, 4, 5, 6, 7, 8}).write(file("b"));
+  const CommandResult shape =
+      run(checkpoint_, {"--layer", "0", "--input", file("a"), "--input2", file("b")});
+  EXPECT_EQ(shape.exit_code, 2);
+  EXPECT_NE(shape.error.find("--input2 needs the shapes"), std::string::npos) << shape.error;
+  const CommandResult once = run(
+      checkpoint_, {"--layer", "0", "--input", file("a"), "--input2", file("a"), "--repeat", "1"});
+  EXPECT_EQ(once.exit_code, 2);
+  EXPECT_NE(once.error.find("--repeat 2 or more"), std::string::npos) << once.error;
+}
+
+TEST_F(RunReportTest, AGraphNeedsCuda) {
+  const CommandResult result = run(checkpoint_, {"--layer", "0", "--graph"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.error.find("--backend cuda"), std::string::npos) << result.error;
 }
 
 TEST_F(RunReportTest, TextIsForPeopleAndStatsSayMore) {

@@ -42,6 +42,16 @@ EncodeTiled find_encode_tiled() {
   return reinterpret_cast<EncodeTiled>(function);
 }
 
+/// Allocations are illegal while a stream is captured, and would end the capture.
+void refuse_inside_a_capture() {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(cudaStreamLegacy, &status);
+  cudaGetLastError();
+  DISTMOE_CHECK(error != cudaErrorStreamCaptureImplicit, kUnsupported,
+                "a stream is being captured into a CUDA graph: a context allocates memory and is "
+                "created before the capture begins");
+}
+
 /// Runs before anything is allocated.
 BackendSetup check_device(BackendSetup setup) {
   const std::string reason = why_unavailable();
@@ -62,6 +72,7 @@ BackendSetup check_device(BackendSetup setup) {
                 "the CUDA backend of this version has no host scratch; the plan asks for ",
                 setup.plan.host_scratch_bytes, " bytes of it");
   DISTMOE_CUDA_CHECK(cudaSetDevice(setup.device));
+  refuse_inside_a_capture();
   return setup;
 }
 

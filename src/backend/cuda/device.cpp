@@ -73,7 +73,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
   return *this;
 }
 
-void DeviceBuffer::upload(const void* source, std::size_t bytes) {
+void DeviceBuffer::upload(const void* source, std::size_t bytes) const {
   const DeviceScope scope(device_);
   if (bytes == 0) return;
   DISTMOE_CUDA_CHECK(cudaMemcpy(data_, source, bytes, cudaMemcpyHostToDevice));
@@ -84,6 +84,49 @@ void DeviceBuffer::upload(const void* source, std::size_t bytes) {
 void DeviceBuffer::download(void* destination, std::size_t bytes) const {
   const DeviceScope scope(device_);
   if (bytes > 0) DISTMOE_CUDA_CHECK(cudaMemcpy(destination, data_, bytes, cudaMemcpyDeviceToHost));
+}
+
+namespace {
+
+cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+DeviceGraph::DeviceGraph(int device, const std::function<void(void*)>& record) : device_(device) {
+  const DeviceScope scope(device);
+  cudaStream_t stream = nullptr;
+  DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  stream_ = stream;
+  cudaGraph_t graph = nullptr;
+  DISTMOE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  try {
+    record(stream_);
+  } catch (...) {
+    cudaStreamEndCapture(stream, &graph);
+    cudaGetLastError();
+    cudaStreamDestroy(stream);
+    throw;
+  }
+  DISTMOE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  DISTMOE_CUDA_CHECK(error);
+  executable_ = executable;
+  DISTMOE_CUDA_CHECK(cudaGraphUpload(executable, stream));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream));
+}
+
+DeviceGraph::~DeviceGraph() {
+  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
+  cudaStreamDestroy(stream_of(stream_));
+}
+
+void DeviceGraph::replay() {
+  const DeviceScope scope(device_);
+  DISTMOE_CUDA_CHECK(
+      cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), stream_of(stream_)));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream_of(stream_)));
 }
 
 }  // namespace distmoe::cuda

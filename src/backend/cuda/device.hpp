@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 
 namespace distmoe::cuda {
 
@@ -38,13 +39,31 @@ class DeviceBuffer {
   void* data() const { return data_; }
   std::size_t size() const { return bytes_; }
   /// Both complete before they return.
-  void upload(const void* source, std::size_t bytes);
+  void upload(const void* source, std::size_t bytes) const;
   void download(void* destination, std::size_t bytes) const;
 
  private:
   void* data_ = nullptr;
   std::size_t bytes_ = 0;
   int device_ = 0;
+};
+
+/// A CUDA graph of what `record` enqueues on the stream that it gets, for tools and tests.
+class DeviceGraph {
+ public:
+  DeviceGraph(int device, const std::function<void(void* stream)>& record);
+  // NOLINTNEXTLINE(performance-trivially-destructible): a build without CUDA frees nothing
+  ~DeviceGraph();
+  DeviceGraph(const DeviceGraph&) = delete;
+  DeviceGraph& operator=(const DeviceGraph&) = delete;
+
+  /// Returns when the device has done all of it.
+  void replay();
+
+ private:
+  int device_ = 0;
+  void* stream_ = nullptr;
+  void* executable_ = nullptr;
 };
 
 }  // namespace distmoe::cuda

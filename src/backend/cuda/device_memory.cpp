@@ -7,13 +7,16 @@
 #include "core/check.hpp"
 
 namespace distmoe::cuda {
-namespace {
+void DeviceMemory::Free::operator()(std::byte* base) const { cudaFree(base); }
 
-std::byte* allocate(std::int64_t bytes) {
+DeviceMemory::Allocation DeviceMemory::allocate(std::int64_t bytes) {
   if (bytes == 0) return nullptr;
   void* base = nullptr;
-  if (cudaMalloc(&base, static_cast<std::size_t>(bytes)) != cudaSuccess) {
+  if (const cudaError_t error = cudaMalloc(&base, static_cast<std::size_t>(bytes))) {
     cudaGetLastError();
+    DISTMOE_CHECK(error != cudaErrorStreamCaptureUnsupported, kUnsupported,
+                  "a stream is being captured into a CUDA graph (and the capture is void now): a "
+                  "context allocates memory and is created before the capture begins");
     std::size_t free_bytes = 0;
     std::size_t total_bytes = 0;
     cudaMemGetInfo(&free_bytes, &total_bytes);
@@ -23,22 +26,16 @@ std::byte* allocate(std::int64_t bytes) {
                        " are free; a smaller max_tokens or device_scratch_capacity_factor needs "
                        "less"));
   }
-  return static_cast<std::byte*>(base);
+  return Allocation(static_cast<std::byte*>(base));
 }
 
-}  // namespace
-
 DeviceMemory::DeviceMemory(const MemoryPlan& plan)
-    : plan_(plan), private_(allocate(plan.allocated_bytes - plan.communication_bytes)) {
-  const auto window_bytes = static_cast<std::size_t>(plan.communication_bytes);
-  try {
-    windows_ = allocate(plan.communication_bytes);
-  } catch (...) {
-    cudaFree(private_);
-    throw;
-  }
+    : plan_(plan),
+      private_(allocate(plan.allocated_bytes - plan.communication_bytes)),
+      windows_(allocate(plan.communication_bytes)) {
   // Flags and epochs start at zero; what is computed is written before it is read.
-  DISTMOE_CUDA_CHECK(cudaMemset(windows_, 0, window_bytes));
+  DISTMOE_CUDA_CHECK(
+      cudaMemset(windows_.get(), 0, static_cast<std::size_t>(plan.communication_bytes)));
   for (const PlanBuffer& control : plan.control_buffers) {
     DISTMOE_CUDA_CHECK(
         cudaMemset(buffer(control.name), 0, static_cast<std::size_t>(control.bytes)));
@@ -46,13 +43,8 @@ DeviceMemory::DeviceMemory(const MemoryPlan& plan)
   DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
 }
 
-DeviceMemory::~DeviceMemory() {
-  cudaFree(windows_);
-  cudaFree(private_);
-}
-
 std::byte* DeviceMemory::buffer(std::string_view name) const {
-  std::byte* next = windows_;
+  std::byte* next = windows_.get();
   for (const PlanBuffer& candidate : plan_.communication_buffers) {
     if (candidate.name == name) return next;
     next += candidate.bytes;

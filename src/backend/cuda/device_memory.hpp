@@ -17,11 +17,8 @@ class DeviceMemory {
  public:
   /// Throws out_of_memory with what was asked and what is free.
   explicit DeviceMemory(const MemoryPlan& plan);
-  ~DeviceMemory();
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  std::byte* scratch() const { return private_ + plan_.total_activation_bytes; }
+  std::byte* scratch() const { return private_.get() + plan_.total_activation_bytes; }
   /// The buffer of that name in the plan's lists; null where the plan has none.
   std::byte* buffer(std::string_view name) const;
   template <typename Element>
@@ -31,13 +28,19 @@ class DeviceMemory {
   std::uint64_t address(std::string_view name) const {
     return reinterpret_cast<std::uint64_t>(buffer(name));
   }
-  std::byte* windows() const { return windows_; }
+  std::byte* windows() const { return windows_.get(); }
   std::int64_t allocated_bytes() const { return plan_.allocated_bytes; }
 
  private:
+  struct Free {
+    void operator()(std::byte* base) const;
+  };
+  using Allocation = std::unique_ptr<std::byte, Free>;
+  static Allocation allocate(std::int64_t bytes);
+
   MemoryPlan plan_;
-  std::byte* private_ = nullptr;
-  std::byte* windows_ = nullptr;
+  Allocation private_;
+  Allocation windows_;
 };
 
 }  // namespace distmoe::cuda
