@@ -26,17 +26,18 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::run(std::int64_t num_tasks, const Task& task) {
   if (num_tasks <= 0) return;
+  // NOTE: a single task runs on the caller alone; waking the others would only cost time.
+  const int num_woken = num_tasks > 1 ? static_cast<int>(workers_.size()) : 0;
   {
     const std::scoped_lock lock(mutex_);
     task_ = &task;
     num_tasks_ = num_tasks;
     next_task_ = 0;
     error_ = nullptr;
-    // NOTE: a single task runs on the caller alone; waking the others would only cost time.
-    running_ = num_tasks > 1 ? static_cast<int>(workers_.size()) : 0;
-    if (running_ > 0) ++generation_;
+    running_ = num_woken;
+    if (num_woken > 0) ++generation_;
   }
-  if (running_ > 0) start_.notify_all();
+  if (num_woken > 0) start_.notify_all();
   take_tasks(0);
   std::unique_lock lock(mutex_);
   done_.wait(lock, [this] { return running_ == 0; });
