@@ -2,20 +2,34 @@
 #include "backend/cpu/thread_pool.hpp"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
+#include "core/check.hpp"
 #include "core/checked_math.hpp"
 
 namespace distmoe::cpu {
 
 ThreadPool::ThreadPool(int num_threads) {
-  workers_.reserve(static_cast<std::size_t>(std::max(num_threads - 1, 0)));
-  for (int worker = 1; worker < num_threads; ++worker) {
-    workers_.emplace_back([this, worker] { work(worker); });
+  try {
+    workers_.reserve(static_cast<std::size_t>(std::max(num_threads - 1, 0)));
+    for (int worker = 1; worker < num_threads; ++worker) {
+      workers_.emplace_back([this, worker] { work(worker); });
+    }
+  } catch (const std::exception& error) {
+    // NOTE: a std::thread that is destroyed before it is joined ends the process.
+    stop();
+    throw_error(ErrorCode::kOutOfMemory,
+                concat("only ", workers_.size(), " of ", num_threads - 1,
+                       " worker threads could be started (", error.what(),
+                       "); raise the limit of processes (ulimit -u), or ask for fewer than ",
+                       num_threads, " threads: ContextOptions::num_threads, DISTMOE_NUM_THREADS"));
   }
 }
 
-ThreadPool::~ThreadPool() {
+ThreadPool::~ThreadPool() { stop(); }
+
+void ThreadPool::stop() {
   {
     const std::scoped_lock lock(mutex_);
     stop_ = true;

@@ -18,6 +18,7 @@ class ThreadPool {
  public:
   using Task = std::function<void(std::int64_t task, int worker)>;
 
+  /// Throws out_of_memory where the system starts fewer threads; none is left behind.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -34,6 +35,7 @@ class ThreadPool {
                   const std::function<void(std::int64_t begin, std::int64_t end)>& body);
 
  private:
+  void stop();
   void work(int worker);
   void take_tasks(int worker);
 
