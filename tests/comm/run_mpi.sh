@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # run_mpi.sh MPIRUN RANKS SURVIVORS PROGRAM FILTER [MPIRUN-OPTION...]
-# Runs cases of mpi_engine_program and wants SURVIVORS ranks to record that they passed and none
+# Runs cases of PROGRAM and wants SURVIVORS ranks to record that they passed and none
 # that it failed; a rank records last of all, when it has left MPI. Without --enable-recovery mpirun
 # must exit 0 as well. With it, mpirun is ended once all survivors have left: Open MPI 4.1 goes on
 # waiting for ranks of other hosts that left without MPI_Finalize.

@@ -49,6 +49,7 @@ class MpiCommunicator final : public Communicator {
       const std::lock_guard lock(world_.mutex());
       DISTMOE_CHECK(world_.is_usable() || world_.fault(), kClosed, "rank ", rank(),
                     ": the program has finalised MPI");
+      world_.check_thread();
       world_.note_patience(timeout);
     }
     const CallId call{id_, ++num_calls_, kind};

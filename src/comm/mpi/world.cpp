@@ -17,6 +17,15 @@ namespace {
 /// How long leaving waits for peers where no call ever said how patient it is.
 constexpr std::chrono::milliseconds kDefaultPatience{300'000};
 
+const char* level_name(int level) {
+  switch (level) {
+    case MPI_THREAD_SINGLE: return "MPI_THREAD_SINGLE";
+    case MPI_THREAD_FUNNELED: return "MPI_THREAD_FUNNELED";
+    case MPI_THREAD_SERIALIZED: return "MPI_THREAD_SERIALIZED";
+    default: return "MPI_THREAD_MULTIPLE";
+  }
+}
+
 void check_call(int code, const char* what) {
   DISTMOE_CHECK(code == MPI_SUCCESS, kUnsupported, what, " failed: ", error_text(code));
 }
@@ -42,11 +51,14 @@ World::World() {
   int is_initialised = 0;
   MPI_Initialized(&is_initialised);
   if (is_initialised == 0) {
-    int provided = 0;
-    check_call(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init");
+    check_call(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &thread_level_),
+               "MPI_Init_thread");
     has_initialised_ = true;
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+  } else {
+    check_call(MPI_Query_thread(&thread_level_), "MPI_Query_thread");
+    check_thread();
   }
   check_call(MPI_Comm_dup(MPI_COMM_WORLD, &handle_), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(handle_, MPI_ERRORS_RETURN);
@@ -57,8 +69,22 @@ World::World() {
   std::atexit(leave_at_exit);
 }
 
+bool World::may_call() const {
+  // MPI keeps the levels in this order.
+  if (thread_level_ >= MPI_THREAD_SERIALIZED) return true;
+  int is_main = 0;
+  return MPI_Is_thread_main(&is_main) == MPI_SUCCESS && is_main != 0;
+}
+
+void World::check_thread() const {
+  DISTMOE_CHECK(may_call(), kUnsupported, "MPI was initialised with ", level_name(thread_level_),
+                ", which lets only the thread that initialised it call it; this is another one, "
+                "which needs MPI_Init_thread with MPI_THREAD_SERIALIZED or more");
+}
+
 CommunicatorId World::open() {
   const std::lock_guard lock(mutex_);
+  check_thread();
   if (fault_) {
     throw_error(fault_->code,
                 concat("no MPI communicator can be made after a fault: ", fault_->reason));
@@ -76,7 +102,7 @@ void World::close(CommunicatorId id) {
   const std::lock_guard lock(mutex_);
   open_.erase(id);
   left_.erase(id);
-  if (!is_usable()) return;
+  if (!is_usable() || !may_call()) return;
   send(Kind::kLeft, {id, 0}, ErrorCode::kPeerLost, "");
   poll();
   // A program that owns MPI may finalise it from here on; nothing of ours is left posted.
@@ -89,8 +115,9 @@ bool World::is_ended(CommunicatorId id, std::uint64_t number) const {
 
 void World::declare(ErrorCode code, const std::string& reason, const Position& origin) {
   if (fault_ || !is_usable()) return;
-  send(Kind::kFault, origin, code, reason);
+  if (may_call()) send(Kind::kFault, origin, code, reason);
   fault_ = Fault{code, reason, origin};
+  if (!may_call()) return;
   // Best effort: gives the messages a chance to leave before this process does; never waits.
   for (int attempt = 0; attempt < 64 && !outgoing_.empty(); ++attempt) {
     auto& requests = outgoing_.back().requests;
@@ -203,7 +230,7 @@ void World::leave_at_exit() { instance().leave(); }
 
 void World::leave() {
   const std::lock_guard lock(mutex_);
-  if (!is_usable()) return;
+  if (!is_usable() || !may_call()) return;
   send(Kind::kExit, {}, ErrorCode::kPeerLost, "");
   if (!has_initialised_) return;
   if (await_exits()) MPI_Finalize();

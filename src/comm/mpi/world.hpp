@@ -58,8 +58,11 @@ class World {
   MPI_Comm handle() const noexcept { return handle_; }
   /// Held during every use of this object and of MPI: two communicators may serve two threads.
   std::mutex& mutex() noexcept { return mutex_; }
+  /// Throws unsupported where MPI's thread level keeps this thread from calling it.
+  void check_thread() const;
 
   CommunicatorId open();
+  /// Tells nobody from a thread that may not call MPI; the same holds for declare().
   void close(CommunicatorId id);
 
   const std::optional<Fault>& fault() const noexcept { return fault_; }
@@ -96,6 +99,8 @@ class World {
   };
 
   World();
+  /// Below MPI_THREAD_SERIALIZED only the thread that initialised MPI may call it.
+  bool may_call() const;
   static void leave_at_exit();
   void leave();
   bool await_exits();
@@ -110,6 +115,7 @@ class World {
   int rank_ = 0;
   int size_ = 1;
   bool has_initialised_ = false;
+  int thread_level_ = MPI_THREAD_SINGLE;
   std::chrono::milliseconds patience_{0};
   std::optional<Fault> fault_;
   CommunicatorId last_id_ = 0;
