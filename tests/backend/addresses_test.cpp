@@ -7,8 +7,11 @@
 
 #include <bit>
 #include <cstdint>
+#include <string>
+#include <utility>
 
 #include "backend/cpu/cpu_backend.hpp"
+#include "distmoe/error.hpp"
 #include "distmoe/memory_plan.hpp"
 #include "plan/layer_bytes.hpp"
 
@@ -64,6 +67,42 @@ TEST(Addresses, PlansBeyond4GiBKeepTheirBytes) {
   const LayerRegions regions = bytes.scratch_regions(rows);
   EXPECT_EQ(regions.x, 2 * rows * 7168);
   EXPECT_EQ(offset_of_row(4096, rows - 1), 2 * 4096 * (rows - 1));
+}
+
+/// Whether a backend of such a plan is refused before it allocates anything, with the numbers.
+void expect_refused(std::int64_t max_tokens, int size, std::int64_t rows) {
+  Config config;
+  config.max_tokens = max_tokens;
+  config.hidden_dim = config.intermediate_dim = config.top_k = 1;
+  config.num_experts = size;
+  config.max_moe_layers_per_activation_slot = 1;
+  config.device_scratch_capacity_factor = size;
+  config.inference = true;
+  BackendSetup setup;
+  setup.config = config;
+  setup.plan = plan_memory(config, size);
+  setup.size = size;
+  try {
+    make_backend(std::move(setup));
+    ADD_FAILURE() << max_tokens << " tokens of " << size << " ranks were accepted";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported) << text;
+    for (const std::int64_t value : {max_tokens, max_tokens * (size - 1), rows}) {
+      EXPECT_NE(text.find(std::to_string(value)), std::string::npos) << value << ": " << text;
+    }
+  }
+}
+
+TEST(Addresses, MoreReceivedTokensThan31BitsCountAreRefused) {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 1;
+  expect_refused(kMost, 3, 3 * kMost);
+  expect_refused(std::int64_t{1} << 30, 3, 3 * (std::int64_t{1} << 30));
+  EXPECT_NO_THROW(check_received_rows(kMost, 1, 8 * kMost));
+  EXPECT_NO_THROW(check_received_rows(kMost, 2, 8 * kMost));
+  // Fewer rows than tokens: no more can arrive.
+  EXPECT_NO_THROW(check_received_rows(kMost, 64, kMost));
+  EXPECT_THROW(check_received_rows(kMost, 64, kMost + 1), Error);
 }
 
 }  // namespace

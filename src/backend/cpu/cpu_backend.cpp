@@ -82,6 +82,8 @@ void CpuBackend::note_load() {
 RoutingLoad CpuBackend::load() { return {rows_per_rank_, rows_per_expert_, is_recomputed_}; }
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {
+  check_received_rows(setup.config.max_tokens, setup.size,
+                      capacity_rows(setup.config, setup.size, setup.plan.total_scratch_factor));
   return std::make_unique<CpuBackend>(std::move(setup));
 }
 

@@ -2,9 +2,22 @@
 #include "backend/cpu/routing.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
+#include "core/check.hpp"
+
 namespace distmoe::cpu {
+
+void check_received_rows(std::int64_t max_tokens, int size, std::int64_t capacity_rows) {
+  // Every token of another rank arrives once, and only with a row of its own.
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t received = max_tokens * (size - 1);
+  DISTMOE_CHECK(std::min(received, capacity_rows) <= kMost, kUnsupported, "max_tokens (",
+                max_tokens, ") of ", size - 1, " other ranks are ", received,
+                " tokens and the memory plan has ", capacity_rows,
+                " rows; a rank of the CPU backend receives at most ", kMost, " tokens in a call");
+}
 
 Routing::Routing(std::int64_t num_experts, std::int64_t top_k, int rank, int size,
                  RoutingBuffers buffers)

@@ -29,6 +29,9 @@ struct RankIds {
   std::int64_t num_tokens = 0;
 };
 
+/// Throws unsupported where a call may bring a rank more tokens of others than received_row counts.
+void check_received_rows(std::int64_t max_tokens, int size, std::int64_t capacity_rows);
+
 /// The routing of one call, seen from one rank.
 class Routing {
  public:
