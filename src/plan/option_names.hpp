@@ -4,6 +4,7 @@
 #pragma once
 
 #include "distmoe/config.hpp"
+#include "distmoe/memory_plan.hpp"
 
 namespace distmoe {
 
@@ -27,6 +28,31 @@ constexpr const char* option_name(ActivationPolicy policy) {
 
 constexpr const char* option_name(Combine combine) {
   return combine == Combine::kPerRoute ? "per_route" : "per_rank";
+}
+
+constexpr const char* option_name(Activation activation) {
+  return activation == Activation::kSwiGLU ? "swiglu" : "swiglu_clamped";
+}
+
+constexpr const char* option_name(WgradDType dtype) {
+  switch (dtype) {
+    case WgradDType::kSameAsWeight: return "none";
+    case WgradDType::kBF16: return "bf16";
+    case WgradDType::kF32: return "fp32";
+  }
+  return "unknown";
+}
+
+constexpr const char* option_name(GateUpLayout layout) {
+  return layout == GateUpLayout::kConcatenated ? "concatenated" : "interleaved";
+}
+
+constexpr const char* option_name(KernelChoice choice) {
+  return choice == KernelChoice::kTuned ? "tuned" : "fixed";
+}
+
+constexpr const char* option_name(BackendKind backend) {
+  return backend == BackendKind::kCpu ? "cpu" : "cuda";
 }
 
 }  // namespace distmoe

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Invariant: every field of a configuration that ranks must share is in the record that they
-// compare, under its own name; what may differ between ranks is not.
+// compare, under its own name; what may differ between ranks is not. Values are said in full,
+// choices by name.
 #include "runtime/config_record.hpp"
 
 #include <gtest/gtest.h>
@@ -60,7 +61,47 @@ TEST(ConfigRecord, EveryFieldThatRanksShareIsComparedByName) {
   EXPECT_EQ(first_difference(record_config(deep, {}), record_config(deeper, {})),
             "total_scratch_capacity_factor: 16 against 5");
   EXPECT_EQ(first_difference(mine, record_config({}, {.backend = BackendKind::kCuda})),
-            "backend: 0 against 1");
+            "backend: cpu against cuda");
+}
+
+TEST(ConfigRecord, ValuesAreSaidInFullAndChoicesByName) {
+  const auto difference = [](auto apply_mine, auto apply_theirs) {
+    Config mine;
+    Config theirs;
+    apply_mine(mine);
+    apply_theirs(theirs);
+    return first_difference(record_config(mine, {}), record_config(theirs, {}));
+  };
+  const auto change = [&](auto apply) { return difference([](Config&) {}, apply); };
+  EXPECT_EQ(difference([](Config& c) { c.max_tokens = 1048576; },
+                       [](Config& c) { c.max_tokens = 1048577; }),
+            "max_tokens: 1048576 against 1048577");
+  EXPECT_EQ(change([](Config& c) { c.activation_slot_bytes = std::int64_t{1} << 40; }),
+            "activation_slot_bytes: none against 1099511627776");
+  EXPECT_EQ(change([](Config& c) { c.device_scratch_capacity_factor = 2.0000001; }),
+            "device_scratch_capacity_factor: 2 against 2.0000001");
+  EXPECT_EQ(change([](Config& c) { c.activation_slot_capacity_factor = 0.5; }),
+            "activation_slot_capacity_factor: none against 0.5");
+  EXPECT_EQ(change([](Config& c) { c.timeout = std::chrono::milliseconds(1234567); }),
+            "timeout (ms): none against 1234567");
+  EXPECT_EQ(change([](Config& c) { c.distinct_experts = false; }),
+            "distinct_experts: true against false");
+  EXPECT_EQ(change([](Config& c) { c.activation_policy = ActivationPolicy::kLean; }),
+            "activation_policy: full against lean");
+  EXPECT_EQ(change([](Config& c) { c.precision = Precision::kNVFP4; }),
+            "precision: bf16 against nvfp4");
+  EXPECT_EQ(change([](Config& c) { c.pipeline = Pipeline::kMega; }),
+            "pipeline: staged against mega");
+  EXPECT_EQ(change([](Config& c) { c.combine = Combine::kPerRank; }),
+            "combine: per_route against per_rank");
+  EXPECT_EQ(change([](Config& c) { c.activation = Activation::kSwiGLUClamped; }),
+            "activation: swiglu against swiglu_clamped");
+  EXPECT_EQ(change([](Config& c) { c.wgrad_dtype = WgradDType::kF32; }),
+            "wgrad_dtype: none against fp32");
+  EXPECT_EQ(change([](Config& c) { c.gate_up_layout = GateUpLayout::kInterleaved; }),
+            "gate_up_layout: concatenated against interleaved");
+  EXPECT_EQ(change([](Config& c) { c.kernel_choice = KernelChoice::kFixed; }),
+            "kernel_choice: tuned against fixed");
 }
 
 TEST(ConfigRecord, EqualConfigurationsAndOtherThreadCountsDoNotDiffer) {
