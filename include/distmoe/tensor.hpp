@@ -53,7 +53,8 @@ struct DISTMOE_EXPORT TensorView {
   void* data = nullptr;
   DType dtype = DType::kBF16;
   Device device{};
-  int rank = 0;  ///< number of dimensions; 0 with null data means "not given"
+  /// Number of dimensions, up to kMaxTensorRank; 0 with null data means "not given".
+  int rank = 0;
   std::array<std::int64_t, kMaxTensorRank> shape{};
   std::array<std::int64_t, kMaxTensorRank> strides{};
 
@@ -72,7 +73,9 @@ struct DISTMOE_EXPORT TensorView {
   static TensorView strided(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
                             std::initializer_list<std::int64_t> strides, Device device = {});
 
-  bool is_given() const noexcept { return rank > 0; }
+  bool is_given() const noexcept { return rank != 0; }
+  /// A view of any other rank has no elements, isn't contiguous and is refused by every call.
+  bool has_legal_rank() const noexcept;
   std::int64_t num_elements() const noexcept;
   std::size_t num_bytes() const noexcept;
   /// Row-major without gaps. Strides of extents 0 and 1 do not matter.

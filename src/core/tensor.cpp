@@ -2,6 +2,7 @@
 #include "distmoe/tensor.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 
 #include "core/check.hpp"
@@ -34,6 +35,13 @@ constexpr DTypeFacts facts_of(DType dtype) {
     case DType::kF8E8M0: return {"f8_e8m0", 1};
   }
   return {"unknown", 0};
+}
+
+/// A shape that nobody has checked may have more elements than 64 bits count.
+std::int64_t saturated_mul(std::int64_t a, std::int64_t b) noexcept {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? std::numeric_limits<std::int64_t>::max()
+                                                : product;
 }
 
 TensorView make_view(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
@@ -84,10 +92,12 @@ TensorView TensorView::strided(void* data, DType dtype, std::initializer_list<st
   return view;
 }
 
+bool TensorView::has_legal_rank() const noexcept { return rank >= 0 && rank <= kMaxTensorRank; }
+
 std::int64_t TensorView::num_elements() const noexcept {
-  if (rank == 0) return 0;
+  if (rank == 0 || !has_legal_rank()) return 0;
   std::int64_t count = 1;
-  for (int dim = 0; dim < rank; ++dim) count *= shape[dim];
+  for (int dim = 0; dim < rank; ++dim) count = saturated_mul(count, shape[dim]);
   return count;
 }
 
@@ -96,17 +106,21 @@ std::size_t TensorView::num_bytes() const noexcept {
 }
 
 bool TensorView::is_contiguous() const noexcept {
+  if (!has_legal_rank()) return false;
   if (num_elements() == 0) return true;
   std::int64_t expected = 1;
   for (int dim = rank - 1; dim >= 0; --dim) {
     if (shape[dim] != 1 && strides[dim] != expected) return false;
-    expected *= shape[dim];
+    expected = saturated_mul(expected, shape[dim]);
   }
   return true;
 }
 
 std::string TensorView::describe() const {
   if (rank == 0) return "nothing";
+  if (!has_legal_rank()) {
+    return concat(to_string(dtype), " of rank ", rank, ", which is not 0 to ", kMaxTensorRank);
+  }
   std::ostringstream text;
   const auto list = [&](const auto& values) {
     for (int dim = 0; dim < rank; ++dim) text << (dim == 0 ? "[" : ", ") << values[dim];

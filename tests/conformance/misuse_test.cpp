@@ -100,6 +100,18 @@ TEST_P(MisuseLaws, OtherShapesAreRefusedWithBothShapes) {
   expect_all_refused(GetParam(), misuses);
 }
 
+TEST_P(MisuseLaws, RanksThatNoViewHasAreRefused) {
+  std::vector<Misuse> misuses;
+  for (const NamedView& view : kViews) {
+    for (const int rank : {-1, 5, 1'000'000}) {
+      misuses.push_back({std::string(view.name) + " of rank " + std::to_string(rank),
+                         [of = view.of, rank](Arguments& a) { of(a)->rank = rank; },
+                         {view.name, "shape", "of rank " + std::to_string(rank)}});
+    }
+  }
+  expect_all_refused(GetParam(), misuses);
+}
+
 // reports: A33, A35, A37: what isn't honoured is refused with the stride.
 TEST_P(MisuseLaws, StridesThatAreNotHonouredAreNamed) {
   std::vector<Misuse> misuses;

@@ -128,6 +128,28 @@ TEST(TensorView, StridedNeedsAsManyStridesAsDimensions) {
   expect_invalid([] { TensorView::strided(nullptr, DType::kF32, {4, 8}, {8}); }, "1 strides");
 }
 
+// The members of a view are public: a rank that its arrays don't have is never followed.
+TEST(TensorView, ARankBeyondTheArraysIsSaidAndNotFollowed) {
+  for (const int rank :
+       {-1, 5, 64, std::numeric_limits<int>::min(), std::numeric_limits<int>::max()}) {
+    TensorView view(nullptr, DType::kBF16, {3, 4});
+    view.rank = rank;
+    EXPECT_TRUE(view.is_given()) << "would pass for a bias that is left out";
+    EXPECT_FALSE(view.has_legal_rank());
+    EXPECT_EQ(view.num_elements(), 0);
+    EXPECT_EQ(view.num_bytes(), 0U);
+    EXPECT_FALSE(view.is_contiguous());
+    EXPECT_EQ(view.describe(), "bf16 of rank " + std::to_string(rank) + ", which is not 0 to 4");
+  }
+}
+
+TEST(TensorView, AShapeThatNobodyCheckedIsDescribedWithoutOverflow) {
+  TensorView view(nullptr, DType::kBF16, {3, 4});
+  view.shape = {kMax, kMax, 0, 0};
+  EXPECT_EQ(view.num_elements(), kMax);
+  EXPECT_EQ(view.describe(), "bf16 [9223372036854775807, 9223372036854775807] with strides [4, 1]");
+}
+
 TEST(TensorView, DeviceIsDescribedWhereItIsNotTheCpu) {
   const TensorView view(nullptr, DType::kF8E4M3, {2}, {DeviceType::kCuda, 1});
   EXPECT_EQ(view.describe(), "f8_e4m3 [2] on cuda:1");
