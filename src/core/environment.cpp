@@ -2,11 +2,14 @@
 #include "core/environment.hpp"
 
 #include <array>
+#include <atomic>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+
+#include "core/check.hpp"
+#include "core/log.hpp"
 
 namespace distmoe {
 namespace {
@@ -20,14 +23,12 @@ constexpr std::array kVariables = {
                         "forces the BF16 or the FP32 matrix products of the CPU backend"},
 };
 
-// The log itself depends on the environment, so a bad value is reported directly.
-void report_illegal(const EnvironmentVariable& variable, const char* value) {
-  std::fprintf(stderr, "distmoe warning: %s=%s ignored; legal: %s\n", variable.name, value,
-               variable.legal);
-}
-
 Environment read_environment() {
   Environment result;
+  const auto report_illegal = [&](const EnvironmentVariable& variable, const char* value) {
+    result.complaints.push_back(
+        concat(variable.name, '=', value, " ignored; legal: ", variable.legal));
+  };
   if (const char* value = std::getenv(kVariables[0].name)) {
     static constexpr const char* kLevels[] = {"debug", "info", "warning", "error"};
     bool known = false;
@@ -61,8 +62,18 @@ Environment read_environment() {
 
 }  // namespace
 
-const Environment& environment() {
+const Environment& unreported_environment() {
   static const Environment instance = read_environment();
+  return instance;
+}
+
+const Environment& environment() {
+  static std::atomic<bool> is_reported{false};
+  const Environment& instance = unreported_environment();
+  // NOTE: set before logging, because log() comes here first.
+  if (!is_reported.exchange(true)) {
+    for (const std::string& complaint : instance.complaints) log(LogLevel::kWarning, complaint);
+  }
   return instance;
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "distmoe/log.hpp"
 
@@ -15,6 +16,7 @@ struct Environment {
   LogLevel log_level = LogLevel::kWarning;  ///< DISTMOE_LOG_LEVEL
   int num_threads = 0;                      ///< DISTMOE_NUM_THREADS; 0 where it is not set
   std::string cpu_matmul;                   ///< DISTMOE_CPU_MATMUL; empty where it is not set
+  std::vector<std::string> complaints;      ///< one a variable whose value is not legal
 };
 
 struct EnvironmentVariable {
@@ -23,8 +25,12 @@ struct EnvironmentVariable {
   const char* meaning;
 };
 
-/// Read once, at first use. A value that is not legal is logged and ignored.
+/// Read once, at first use. A value that is not legal is ignored; the first call of environment()
+/// or of log() logs it as a warning, so that the sink of that moment decides what becomes of it.
 const Environment& environment();
+
+/// The same without logging, for the log itself.
+const Environment& unreported_environment();
 
 /// Every variable that the library reads, for `distmoe info` and docs.
 std::span<const EnvironmentVariable> environment_variables();

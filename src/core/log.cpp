@@ -12,7 +12,7 @@ namespace {
 
 void write_to_stderr(LogLevel level, std::string_view line) {
   static constexpr const char* kNames[] = {"debug", "info", "warning", "error"};
-  if (level < environment().log_level) return;
+  if (level < unreported_environment().log_level) return;
   std::fprintf(stderr, "distmoe %s: %.*s\n", kNames[static_cast<int>(level)],
                static_cast<int>(line.size()), line.data());
 }
@@ -37,6 +37,8 @@ void set_log_sink(LogSink sink) {
 
 void log(LogLevel level, std::string_view line) noexcept {
   try {
+    // What is wrong with the environment is said first. Before the lock: it is logged, too.
+    environment();
     const std::scoped_lock lock(holder().mutex);
     if (holder().sink) holder().sink(level, line);
   } catch (...) {  // NOLINT(bugprone-empty-catch): logging must not change what the caller does

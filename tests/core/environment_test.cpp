@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Invariant: a legal value is taken, an illegal one is reported once with what is legal and
-// ignored, and nothing but the listed variables is read. The environment is read once in a process,
-// so every case runs in a child of its own.
+// Invariant: a legal value is taken, an illegal one is reported once through the log's sink with
+// what is legal and ignored, and nothing but the listed variables is read. The environment is read
+// once in a process, so every case runs in a child of its own.
 #include "core/environment.hpp"
 
 #include <gtest/gtest.h>
@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "core/log.hpp"
 
@@ -69,6 +70,55 @@ TEST(EnvironmentDeathTest, IllegalMatmulChoicesAreReportedAndIgnored) {
     expect_refused("DISTMOE_CPU_MATMUL", value,
                    [](const Environment& e) { return e.cpu_matmul.empty(); });
   }
+}
+
+/// Illegal values, a sink that collects what it gets, and the first use of the library.
+std::vector<std::string> lines_after(void (*use)()) {
+  setenv("DISTMOE_NUM_THREADS", "0", 1);
+  setenv("DISTMOE_LOG_LEVEL", "loud", 1);
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel level, std::string_view line) {
+    lines.push_back((level == LogLevel::kWarning ? "warning: " : "other: ") + std::string(line));
+  });
+  use();
+  environment();
+  set_log_sink({});
+  return lines;
+}
+
+TEST(EnvironmentDeathTest, AReplacedSinkGetsTheReportsOnce) {
+  const std::vector<std::string> reports = {
+      "warning: DISTMOE_LOG_LEVEL=loud ignored; legal: debug | info | warning | error",
+      "warning: DISTMOE_NUM_THREADS=0 ignored; legal: 1..1024"};
+  const auto leave_if = [](bool is_right) { std::_Exit(is_right ? 0 : 1); };
+  EXPECT_EXIT(leave_if(lines_after([] { environment(); }) == reports), ExitedWithCode(0), "^$");
+  std::vector<std::string> with_line = reports;
+  with_line.emplace_back("other: a line");
+  EXPECT_EXIT(leave_if(lines_after([] { log(LogLevel::kError, "a line"); }) == with_line),
+              ExitedWithCode(0), "^$");
+}
+
+TEST(EnvironmentDeathTest, ASilencedSinkSilencesTheReports) {
+  const auto use_silently = [] {
+    setenv("DISTMOE_NUM_THREADS", "0", 1);
+    setenv("DISTMOE_LOG_LEVEL", "loud", 1);
+    set_log_sink({});
+    const bool is_right = environment().num_threads == 0;
+    log(LogLevel::kError, "nobody hears this");
+    std::_Exit(is_right ? 0 : 1);
+  };
+  EXPECT_EXIT(use_silently(), ExitedWithCode(0), "^$");
+}
+
+TEST(EnvironmentDeathTest, TheDefaultSinkWritesTheReportsBeforeTheFirstLine) {
+  const auto log_first = [] {
+    setenv("DISTMOE_LOG_LEVEL", "loud", 1);
+    log(LogLevel::kError, "e");
+    environment();
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(log_first(), ExitedWithCode(0),
+              "^distmoe warning: DISTMOE_LOG_LEVEL=loud ignored; legal: .+\ndistmoe error: e\n$");
 }
 
 TEST(EnvironmentDeathTest, DefaultSinkWritesFromTheLevelUpwards) {
