@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Invariant: a context allocates what its plan says, and a call touches little besides: at most 32
-// MiB of anonymous memory over the plans of the ranks of this process.
+// MiB of anonymous memory over the plans of the ranks of this process, whatever shapes follow each
+// other.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -109,6 +110,51 @@ TEST(MemoryOfACall, PeakGrowthStaysWithinThePlanAnd32MiB) {
     EXPECT_LE(growth, planned + (std::int64_t{32} << 20)) << ranks << " ranks";
     EXPECT_GT(growth, std::int64_t{1} << 20) << "the watch saw nothing";
   }
+}
+
+/// The call of the first `num_tokens` tokens.
+void run_first_tokens(Context& context, const RankCall& call, std::int64_t num_tokens) {
+  RoutedInput input = call.input;
+  TensorView y = call.y_view();
+  for (TensorView* view : {&input.x_TD, &input.topk_ids_TK, &input.topk_scores_TK, &y}) {
+    view->shape[0] = num_tokens;
+  }
+  routed_experts(context, input, call.weights, y);
+}
+
+/// The matrix library generates code for every number of rows. In a process of its own for each
+/// width: the library keeps one list of products.
+void expect_bounded_code(std::int64_t hidden_dim, std::int64_t intermediate_dim) {
+  constexpr std::int64_t kTokens = 400;
+  const MoeCase moe_case{.ranks = 1, .num_threads = 2};
+  const MoeProblem problem = make_problem({.num_tokens = kTokens,
+                                           .hidden_dim = hidden_dim,
+                                           .intermediate_dim = intermediate_dim,
+                                           .num_experts = 1,
+                                           .top_k = 1},
+                                          RoutePattern::kDistinct, 123);
+  const RankCall call = pack_rank(problem, {}, even_split(kTokens, 1), 0);
+  const Config config = config_of(problem, moe_case, {}, kTokens);
+  PeakWatch watch;
+  Context context = make_context(config, moe_case, nullptr);
+  run_first_tokens(context, call, kTokens);
+  const std::int64_t touched = anonymous_bytes();
+  for (std::int64_t tokens = 1; tokens < kTokens; ++tokens) {
+    run_first_tokens(context, call, tokens);
+  }
+  EXPECT_LE(anonymous_bytes() - touched, std::int64_t{24} << 20);
+  EXPECT_LE(watch.stop(), context.allocated_bytes() + (std::int64_t{32} << 20));
+}
+
+TEST(MemoryOfACall, MoreRowCountsThanTheLibraryKeepsStayWithin32MiB) {
+  if (!kSizesMeanSomething) GTEST_SKIP() << "sizes mean nothing under a sanitizer";
+  expect_bounded_code(2048, 256);
+}
+
+/// Widths that leave tails in vector registers, whose code is the larger.
+TEST(MemoryOfACall, MoreRowCountsOfOddWidthsStayWithin32MiB) {
+  if (!kSizesMeanSomething) GTEST_SKIP() << "sizes mean nothing under a sanitizer";
+  expect_bounded_code(1111, 333);
 }
 
 }  // namespace
