@@ -25,8 +25,8 @@ class DISTMOE_EXPORT SavedForward {
   SavedForward& operator=(SavedForward&& other) noexcept;
   ~SavedForward();
 
-  /// Whether a backward may still come: there was none yet, and the context was neither reset nor
-  /// closed since the forward.
+  /// Whether the slot still keeps it: there was no backward yet, and the context was neither reset
+  /// nor closed since the forward. In a slot that needs reset() no backward can come all the same.
   bool is_live() const noexcept;
   /// Where it is kept; -1 where this is of no forward.
   std::int64_t slot() const noexcept;

@@ -18,13 +18,13 @@ Refusal to_refusal(const std::optional<Error>& error) {
 
 void throw_if_refused(std::span<const Refusal> refusals, int rank,
                       const std::optional<Error>& error, std::string_view what) {
-  if (error) throw *error;
+  if (error) throw AgreedError(error->code(), error->what());
   const auto first = std::ranges::find_if(
       refusals, [](const Refusal& refusal) { return refusal.code != Refusal::kNone; });
   if (first == refusals.end()) return;
-  throw_error(static_cast<ErrorCode>(first->code),
-              concat("rank ", first - refusals.begin(), " refused ", what, " (this is rank ", rank,
-                     "): ", first->message));
+  throw AgreedError(static_cast<ErrorCode>(first->code),
+                    concat("rank ", first - refusals.begin(), " refused ", what, " (this is rank ",
+                           rank, "): ", first->message));
 }
 
 void all_gather_bytes(Communicator& communicator, std::span<const std::byte> mine,

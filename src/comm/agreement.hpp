@@ -17,12 +17,18 @@
 
 namespace distmoe {
 
+/// What every rank of the group throws in the same call, so that all of them stay in step.
+class AgreedError final : public Error {
+ public:
+  using Error::Error;
+};
+
 /// The refusal that reports `error`, or none.
 Refusal to_refusal(const std::optional<Error>& error);
 
-/// Throws on every rank alike if any record refuses: the rank itself its own `error`, its peers an
-/// error of the same code that names the lowest refusing rank and repeats its message. `what` is
-/// the thing that was refused: "call 3".
+/// Throws AgreedError on every rank alike if any record refuses: the rank itself its own `error`,
+/// its peers an error of the same code that names the lowest refusing rank and repeats its message.
+/// `what` is the thing that was refused: "call 3".
 void throw_if_refused(std::span<const Refusal> refusals, int rank,
                       const std::optional<Error>& error, std::string_view what);
 

@@ -126,6 +126,22 @@ void add_saved_metadata(const Config& config, std::vector<PlanBuffer>& metadata)
   }
 }
 
+/// What a saved CUDA call needs of its windows, which the next call overwrites.
+void add_saved_inputs(const Config& config, std::int64_t ep_size,
+                      std::vector<PlanBuffer>& metadata) {
+  if (config.inference) return;
+  const std::int64_t saved_calls =
+      checked_mul(config.num_activation_slots, config.max_moe_layers_per_activation_slot);
+  const std::int64_t routes = checked_mul(config.max_tokens, config.top_k);
+  const auto add = [&](const char* name, std::int64_t count, std::int64_t element_bytes) {
+    add_buffer(metadata, saved_buffer_name(name),
+               checked_mul(saved_calls, align_up(checked_mul(count, element_bytes))));
+  };
+  add(buffer_name::kTokens, ep_size, kInt64Bytes);
+  add(buffer_name::kIds, routes, kInt32Bytes);
+  add(buffer_name::kScores, routes, kFloatBytes);
+}
+
 /// What the save-or-recompute decision remembers: of every slot, and of every layer in it.
 void add_slot_records(const Config& config, std::int64_t ep_size,
                       std::vector<PlanBuffer>& control) {
@@ -154,6 +170,7 @@ ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarg
   if (target.backend == BackendKind::kCuda) {
     ContextBuffers cuda = cuda_buffers(config, ep_size, total_rows, num_local_experts_max);
     add_saved_metadata(config, cuda.metadata);
+    add_saved_inputs(config, ep_size, cuda.metadata);
     add_slot_records(config, ep_size, cuda.control);
     return cuda;
   }

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "comm/agreement.hpp"
 #include "core/check.hpp"
 #include "core/current_error.hpp"
 #include "core/log.hpp"
@@ -12,12 +13,6 @@
 
 namespace distmoe {
 namespace {
-
-/// What every rank of the call gets, so that all stay in step.
-bool is_agreed(ErrorCode code) {
-  return code == ErrorCode::kInvalidArgument || code == ErrorCode::kUnsupported ||
-         code == ErrorCode::kCapacityExceeded;
-}
 
 /// What the peers find by themselves.
 bool is_found_by_peers(ErrorCode code) {
@@ -43,6 +38,7 @@ class InCall {
 }  // namespace
 
 ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
+                         std::shared_ptr<SlotLedger> slots,
                          std::shared_ptr<Communicator> communicator, int rank, int size,
                          Device device)
     : config_(config),
@@ -52,19 +48,39 @@ ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<
       rank_(rank),
       size_(size),
       device_(device),
-      slots_(std::make_shared<SlotLedger>(plan_.num_slots,
-                                          config_.max_moe_layers_per_activation_slot)) {}
+      slots_(std::move(slots)) {}
 
-void ContextImpl::guard(const std::function<void(Backend&)>& body) {
-  const InCall in_call(in_call_);
+void ContextImpl::check_usable() const {
   DISTMOE_CHECK(backend_ != nullptr, kClosed, "the context is closed");
   DISTMOE_CHECK(fault_.empty(), kClosed, "an earlier call left the context unusable (", fault_,
                 "); close it and create another");
+}
+
+void ContextImpl::use(const std::function<void(Backend&)>& body) {
+  const InCall in_call(in_call_);
+  check_usable();
   try {
     body(*backend_);
+  } catch (const Error& error) {
+    // Found by check(), or by waiting for the device.
+    if (error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeviceFault) {
+      leave_the_others(error);
+    }
+    throw;
+  }
+}
+
+void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
+  const InCall in_call(in_call_);
+  check_usable();
+  ++num_calls_;
+  try {
+    call(*backend_, num_calls_);
+  } catch (const AgreedError& error) {
+    throw Error(error);
   } catch (...) {
     const Error error = current_error(concat("rank ", rank_, ", call ", num_calls_));
-    if (!is_agreed(error.code())) leave_the_others(error);
+    leave_the_others(error);
     throw Error(error);
   }
 }
@@ -75,12 +91,8 @@ void ContextImpl::leave_the_others(const Error& error) {
   communicator_->abort(concat(to_string(error.code()), ": ", error.what()));
 }
 
-void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
-  guard([&](Backend& backend) { call(backend, ++num_calls_); });
-}
-
 void ContextImpl::check() {
-  guard([](Backend& backend) { backend.check(); });
+  use([](Backend& backend) { backend.check(); });
 }
 
 void ContextImpl::note_routed(const ForwardCall& call) {
@@ -94,7 +106,7 @@ void ContextImpl::note_routed(const ForwardCall& call) {
 
 CallStatistics ContextImpl::last_call() {
   CallStatistics statistics = last_call_;
-  guard([&](Backend& backend) {
+  use([&](Backend& backend) {
     if (last_call_.call == 0) return;
     const RoutingLoad load = backend.load();
     statistics.is_recomputed = load.is_recomputed;
@@ -105,13 +117,13 @@ CallStatistics ContextImpl::last_call() {
 }
 
 void ContextImpl::select_slot(std::int64_t slot, std::int64_t num_layers) {
-  guard([&](Backend&) { slots_->select(slot, num_layers); });
+  use([&](Backend&) { slots_->select(slot, num_layers); });
 }
 
 std::int64_t ContextImpl::selected_slot() const { return slots_ ? slots_->selected_slot() : 0; }
 
 void ContextImpl::reset() {
-  guard([&](Backend& backend) {
+  use([&](Backend& backend) {
     slots_->reset();
     backend.reset_slots();
   });
@@ -119,7 +131,7 @@ void ContextImpl::reset() {
 
 RegionPeaks ContextImpl::region_peaks() {
   RegionPeaks peaks;
-  guard([&](Backend& backend) { peaks = backend.region_peaks(); });
+  use([&](Backend& backend) { peaks = backend.region_peaks(); });
   return peaks;
 }
 

@@ -18,7 +18,8 @@ class ContextImpl {
  public:
   /// `communicator` is null for a single rank.
   ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
-              std::shared_ptr<Communicator> communicator, int rank, int size, Device device);
+              std::shared_ptr<SlotLedger> slots, std::shared_ptr<Communicator> communicator,
+              int rank, int size, Device device);
 
   const Config& config() const { return config_; }
   const MemoryPlan& plan() const { return plan_; }
@@ -29,8 +30,8 @@ class ContextImpl {
   std::int64_t allocated_bytes() const { return backend_ ? backend_->allocated_bytes() : 0; }
 
   /// Runs one collective call: refuses a closed or faulted context and overlapping calls, numbers
-  /// the call, and makes every exception an Error. After one that the other ranks do not get too it
-  /// tells them that this rank leaves, and lets nothing but close() through.
+  /// the call, and makes every exception an Error. After any but an AgreedError it tells the others
+  /// that this rank leaves, and lets nothing but close() through.
   void run_call(const std::function<void(Backend&, std::int64_t call_index)>& call);
   void note_routed(const ForwardCall& call);
   CallStatistics last_call();
@@ -50,7 +51,9 @@ class ContextImpl {
   bool is_closed() const { return !backend_; }
 
  private:
-  void guard(const std::function<void(Backend&)>& body);
+  void check_usable() const;
+  /// What concerns this rank alone, between calls.
+  void use(const std::function<void(Backend&)>& body);
   void leave_the_others(const Error& error);
 
   Config config_;

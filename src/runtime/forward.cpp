@@ -78,8 +78,10 @@ SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
                                    const ExpertWeights& weights, const TensorView& y_TD,
                                    const CallOptions& options) {
   ContextImpl& impl = context.impl();
+  auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
   forward(impl, {input, weights, y_TD, options, true});
-  return SavedForward(std::make_unique<SavedForwardImpl>(impl.slots(), impl.slots()->push()));
+  saved->set_ticket(impl.slots()->push());
+  return SavedForward(std::move(saved));
 }
 
 }  // namespace distmoe

@@ -124,8 +124,10 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   const int num_threads = choose_num_threads(all, rank, options);
   MemoryPlan plan;
   std::unique_ptr<Backend> backend;
+  std::shared_ptr<SlotLedger> slots;
   const std::optional<Error> failure = error_of([&] {
     plan = plan_memory(config, size, {.backend = options.backend, .num_threads = num_threads});
+    slots = std::make_shared<SlotLedger>(plan.num_slots, config.max_moe_layers_per_activation_slot);
     const auto make_backend = is_cuda ? cuda::make_backend : cpu::make_backend;
     backend = make_backend({.config = config,
                             .plan = plan,
@@ -144,8 +146,8 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   mine.refusal = to_refusal(unconnected);
   agree(exchange(communicator.get(), mine, timeout), rank, unconnected);
   return std::make_unique<ContextImpl>(
-      config, std::move(plan), std::move(backend), std::move(communicator), rank, size,
-      is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
+      config, std::move(plan), std::move(backend), std::move(slots), std::move(communicator), rank,
+      size, is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
 }
 
 }  // namespace distmoe

@@ -46,7 +46,7 @@ std::int64_t SavedForward::slot_layer() const noexcept {
 }
 
 void ContextImpl::end_backward(const SavedForward& forward) {
-  guard([&](Backend& backend) {
+  use([&](Backend& backend) {
     const SavedForwardImpl* impl = forward.impl();
     DISTMOE_CHECK(impl != nullptr, kInvalidArgument,
                   "a backward needs the saved forward of a "

@@ -10,8 +10,8 @@ namespace distmoe {
 /// The state of a SavedForward.
 class SavedForwardImpl {
  public:
-  SavedForwardImpl(const std::shared_ptr<SlotLedger>& slots, const SlotTicket& ticket)
-      : slots_(slots), ticket_(ticket) {}
+  explicit SavedForwardImpl(const std::shared_ptr<SlotLedger>& slots) : slots_(slots) {}
+  void set_ticket(const SlotTicket& ticket) { ticket_ = ticket; }
 
   const SlotTicket& ticket() const { return ticket_; }
   /// Of the context; null once that is closed.

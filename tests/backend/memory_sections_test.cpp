@@ -115,7 +115,7 @@ void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case) {
                                         .num_threads = moe_case.num_threads,
                                         .rank = rank,
                                         .size = moe_case.ranks}),
-                     communicator, rank, moe_case.ranks, Device{});
+                     nullptr, communicator, rank, moe_case.ranks, Device{});
     const RankCall call = conformance::pack_rank(problem, {}, counts, rank);
     forward(impl, call);
     ASSERT_NE(watching->headers, nullptr);

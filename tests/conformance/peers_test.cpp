@@ -133,6 +133,9 @@ TEST_P(Peers, ARankThatFailsInsideACallIsHeardByAllAndClosesTheContext) {
       {[] { throw std::bad_alloc(); }, ErrorCode::kOutOfMemory, "no memory"},
       {[] { throw Error(ErrorCode::kOutOfMemory, "a full library"); }, ErrorCode::kOutOfMemory,
        "a full library"},
+      // Of a code that other calls give to all ranks.
+      {[] { throw Error(ErrorCode::kUnsupported, "a transport's"); }, ErrorCode::kUnsupported,
+       "a transport's"},
       {[] { throw std::runtime_error("a surprise"); }, ErrorCode::kInternal, "a surprise"}};
   constexpr int kExchanges = 4;  // headers, ids, rows, results
   for (const LoneFailure& failure : failures) {

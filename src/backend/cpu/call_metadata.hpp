@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "backend/cpu/context_memory.hpp"
@@ -20,7 +19,17 @@ struct CallMetadata {
   RoutingBuffers routing;
 };
 
-/// `saved_set` is slot * N + layer of a saving call.
-CallMetadata call_metadata(const ContextMemory& memory, std::optional<std::int64_t> saved_set);
+class MetadataSets {
+ public:
+  explicit MetadataSets(const ContextMemory& memory);
+
+  const CallMetadata& forward_only() const { return forward_only_; }
+  /// `index` is slot * N + layer.
+  CallMetadata saved(std::int64_t index) const;
+
+ private:
+  CallMetadata forward_only_;
+  CallMetadata first_saved_;  ///< set 0; each part of set i lies i parts behind it
+};
 
 }  // namespace distmoe::cpu

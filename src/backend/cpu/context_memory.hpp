@@ -32,10 +32,14 @@ class ContextMemory {
     const std::span<std::byte> bytes = buffer(name);
     return {reinterpret_cast<Element*>(bytes.data()), bytes.size() / sizeof(Element)};
   }
-  std::int64_t allocated_bytes() const { return plan_.allocated_bytes; }
+  /// What was mapped.
+  std::int64_t allocated_bytes() const { return end_; }
 
  private:
+  std::int64_t end_of_buffers() const;
+
   MemoryPlan plan_;
+  std::int64_t end_;  ///< of the last region
   std::byte* base_ = nullptr;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/agreement.hpp"
 #include "core/check.hpp"
 #include "plan/capacity_rows.hpp"
 
@@ -39,7 +40,8 @@ CpuBackend::CpuBackend(BackendSetup setup)
       capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
       headers_(memory_.buffer_of<CallHeader>(buffer_name::kCallHeaders)
                    .first(static_cast<std::size_t>(setup_.size))),
-      metadata_(call_metadata(memory_, std::nullopt)),
+      metadata_sets_(memory_),
+      metadata_(metadata_sets_.forward_only()),
       ids_(static_cast<std::size_t>(setup_.size)),
       routing_(setup_.config.num_experts, setup_.config.top_k, setup_.rank, setup_.size,
                metadata_.routing),
@@ -57,14 +59,17 @@ void CpuBackend::route(const ForwardCall& call) {
   routing_.count(ids_);
   const auto rows = routing_.rows_per_rank();
   const auto fullest = std::ranges::max_element(rows);
-  DISTMOE_CHECK(*fullest <= capacity_rows_, kCapacityExceeded, "call ", call.index,
-                " routes more rows to rank ", fullest - rows.begin(),
-                " than the memory plan has: ", *fullest, " required, ", capacity_rows_,
-                " available (this is rank ", setup_.rank,
-                "); a larger device_scratch_capacity_factor plans for more",
-                setup_.config.distinct_experts && has_duplicates(ids_, setup_.config.top_k)
-                    ? "; a token names an expert twice, which distinct_experts = false plans for"
-                    : "");
+  if (*fullest > capacity_rows_) {
+    throw AgreedError(
+        ErrorCode::kCapacityExceeded,
+        concat("call ", call.index, " routes more rows to rank ", fullest - rows.begin(),
+               " than the memory plan has: ", *fullest, " required, ", capacity_rows_,
+               " available (this is rank ", setup_.rank,
+               "); a larger device_scratch_capacity_factor plans for more",
+               setup_.config.distinct_experts && has_duplicates(ids_, setup_.config.top_k)
+                   ? "; a token names an expert twice, which distinct_experts = false plans for"
+                   : ""));
+  }
   routing_.order(ids_);
   note_load();
 }

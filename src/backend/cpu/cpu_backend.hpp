@@ -86,6 +86,7 @@ class CpuBackend final : public Backend {
   std::int64_t capacity_rows_;         ///< rows that the plan has for a call, padding not counted
 
   std::span<CallHeader> headers_;
+  MetadataSets metadata_sets_;
   CallMetadata metadata_;  ///< of this call
   std::vector<RankIds> ids_;
   Routing routing_;

@@ -52,12 +52,11 @@ void CpuBackend::publish(const ForwardCall& call, const std::optional<Error>& re
 }
 
 void CpuBackend::take_metadata(const ForwardCall& call) {
-  std::optional<std::int64_t> saved_set;
+  metadata_ = metadata_sets_.forward_only();
   if (call.ticket) {
-    saved_set =
-        call.ticket->slot * setup_.config.max_moe_layers_per_activation_slot + call.ticket->layer;
+    metadata_ = metadata_sets_.saved(
+        call.ticket->slot * setup_.config.max_moe_layers_per_activation_slot + call.ticket->layer);
   }
-  metadata_ = call_metadata(memory_, saved_set);
   routing_.bind(metadata_.routing);
   for (std::size_t peer = 0; peer < headers_.size(); ++peer) {
     metadata_.tokens[peer] = headers_[peer].num_tokens;

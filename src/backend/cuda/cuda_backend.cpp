@@ -10,6 +10,7 @@
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "comm/agreement.hpp"
 #include "core/check.hpp"
 #include "layout/context_buffers.hpp"
 #include "layout/cuda_layout.hpp"
@@ -197,7 +198,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
   if (!refusal) return;
   // The peers find the refusal and compute nothing; this rank keeps in step with them.
   meet_peers(PeerBarrier::kResultsStored, stream);
-  throw *refusal;
+  throw AgreedError(refusal->code(), refusal->what());
 }
 
 void CudaBackend::route(const ForwardCall& call) {
