@@ -6,11 +6,11 @@
 
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/load_kernels.hpp"
+#include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
 namespace {
 
-constexpr int kThreads = 256;
 constexpr int kColumns = 8;
 constexpr std::uint32_t kTwoNaNs = 0x7FFF7FFFu;
 
@@ -46,7 +46,7 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
   extern __shared__ float scores[];  // [K], then the ids [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
   const std::int64_t token = blockIdx.x;
-  for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kThreads) {
+  for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
     ids[k] = args.ids[token * args.top_k + k];
     scores[k] = load_score(args, token, k);
   }
@@ -56,7 +56,8 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
   const int num_vectors = args.hidden_dim / kColumns;
   const auto* rows =
       reinterpret_cast<const uint4*>(args.results) + token * args.top_k * num_vectors;
-  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors; vector += kThreads) {
+  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
+       vector += kCombineThreads) {
     if (failed) {
       y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};
       continue;
@@ -85,10 +86,12 @@ cudaError_t prepare_combine() { return load_kernels(combine, keep_fault); }
 
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
   if (args.num_tokens > 0) {
-    const std::size_t shared = static_cast<std::size_t>(args.top_k) * 2 * sizeof(float);
-    combine<<<args.num_tokens, kThreads, shared, stream>>>(args);
+    const LaunchShape shape = combine_launch(args.num_tokens, args.top_k);
+    combine<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
   }
-  keep_fault<<<1, 1, 0, stream>>>(args.state, args.frame);
+  constexpr LaunchShape kSingle = kSingleThreadLaunch;
+  keep_fault<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args.state,
+                                                                                args.frame);
   return cudaGetLastError();
 }
 

@@ -7,11 +7,10 @@
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/ptx/flag.cuh"
+#include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
 namespace {
-
-constexpr int kThreads = 128;
 
 __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
   __shared__ std::uint32_t epoch;
@@ -21,12 +20,14 @@ __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
   __threadfence_system();
   __syncthreads();
   const std::uint64_t deadline = ptx::global_timer_ns() + args.timeout_ns;
-  for (int peer = static_cast<int>(threadIdx.x); peer < args.num_ranks; peer += kThreads) {
+  for (int peer = static_cast<int>(threadIdx.x); peer < args.num_ranks;
+       peer += kPeerBarrierThreads) {
     if (peer == args.rank) continue;
     auto* flags = reinterpret_cast<std::uint32_t*>(args.windows[peer].flags);
     ptx::store_release_sys(&flags[args.rank * kNumBarriers + slot], epoch);
   }
-  for (int peer = static_cast<int>(threadIdx.x); peer < args.num_ranks; peer += kThreads) {
+  for (int peer = static_cast<int>(threadIdx.x); peer < args.num_ranks;
+       peer += kPeerBarrierThreads) {
     if (peer == args.rank) continue;
     const auto* flags = reinterpret_cast<const std::uint32_t*>(args.windows[args.rank].flags);
     const std::uint32_t* flag = &flags[peer * kNumBarriers + slot];
@@ -49,7 +50,8 @@ __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
 cudaError_t prepare_peer_barrier() { return load_kernels(peer_barrier); }
 
 cudaError_t launch_peer_barrier(const PeerBarrierArgs& args, cudaStream_t stream) {
-  peer_barrier<<<1, kThreads, 0, stream>>>(args);
+  constexpr LaunchShape kShape = kPeerBarrierLaunch;
+  peer_barrier<<<kShape.blocks, kShape.threads, kShape.shared_bytes, stream>>>(args);
   return cudaGetLastError();
 }
 

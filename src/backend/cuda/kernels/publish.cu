@@ -5,11 +5,10 @@
 // such route is noted in the header; x_window[t] = x[t].
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/publish.hpp"
+#include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
 namespace {
-
-constexpr int kThreads = 256;
 
 __device__ std::int64_t load_id(const PublishArgs& args, std::int64_t route) {
   const std::int64_t token = route / args.top_k;
@@ -32,8 +31,8 @@ __global__ void begin_call(const __grid_constant__ PublishArgs args) {
 }
 
 __global__ void publish(const __grid_constant__ PublishArgs args) {
-  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kThreads;
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kPublishThreads + threadIdx.x;
+  const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kPublishThreads;
   auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
   auto* ids = reinterpret_cast<std::int32_t*>(args.ids_window + sizeof(PublishedHeader));
   const std::int64_t num_routes = static_cast<std::int64_t>(args.num_tokens) * args.top_k;
@@ -68,10 +67,12 @@ __global__ void note_bad_id(const __grid_constant__ PublishArgs args) {
 cudaError_t prepare_publish() { return load_kernels(begin_call, publish, note_bad_id); }
 
 cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream) {
-  begin_call<<<1, 1, 0, stream>>>(args);
+  constexpr LaunchShape kSingle = kSingleThreadLaunch;
+  begin_call<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args);
   if (args.num_tokens > 0) {
-    publish<<<num_blocks, kThreads, 0, stream>>>(args);
-    note_bad_id<<<1, 1, 0, stream>>>(args);
+    const LaunchShape shape = publish_launch(num_blocks);
+    publish<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
+    note_bad_id<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args);
   }
   return cudaGetLastError();
 }

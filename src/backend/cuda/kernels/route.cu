@@ -24,10 +24,7 @@
 namespace distmoe::cuda {
 namespace {
 
-constexpr int kChunkThreads = 256;
-constexpr int kWarps = kChunkThreads / 32;
-constexpr int kScanThreads = 1024;
-static_assert(kChunkThreads == kRouteChunkTokens, "a thread looks at one token of the chunk");
+static_assert(kRouteChunkThreads == kRouteChunkTokens, "a thread looks at one token of the chunk");
 
 /// The part of a source's tokens that a block handles.
 struct Chunk {
@@ -74,12 +71,12 @@ __global__ void count(const __grid_constant__ RouteArgs args) {
   if (args.frame->failed != 0) return;
   const Chunk chunk(args);
   for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
-       expert += kChunkThreads) {
+       expert += kRouteChunkThreads) {
     counts[expert] = 0;
   }
   __syncthreads();
   for (int route = static_cast<int>(threadIdx.x); route < chunk.num_tokens * args.top_k;
-       route += kChunkThreads) {
+       route += kRouteChunkThreads) {
     const std::int32_t id = chunk.ids[route];
     if (id >= 0) atomicAdd(&counts[id], 1);
   }
@@ -87,7 +84,7 @@ __global__ void count(const __grid_constant__ RouteArgs args) {
   const int gathered = __syncthreads_count(gathers);
   std::int32_t* out = args.chunk_counts + static_cast<std::int64_t>(blockIdx.x) * args.num_experts;
   for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
-       expert += kChunkThreads) {
+       expert += kRouteChunkThreads) {
     out[expert] = counts[expert];
   }
   if (threadIdx.x == 0) args.chunk_tokens[blockIdx.x] = gathered;
@@ -128,7 +125,7 @@ __device__ void check_capacity(const RouteArgs& args) {
 __device__ void scan_chunks(const RouteArgs& args) {
   const int num_chunks = args.num_ranks * args.chunks_per_rank;
   for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
-       expert += kScanThreads) {
+       expert += kRouteScanThreads) {
     std::int32_t before = 0;
 #pragma unroll 8
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
@@ -143,7 +140,7 @@ __device__ void scan_chunks(const RouteArgs& args) {
 }
 
 __device__ void sum_ranks(const RouteArgs& args) {
-  for (int rank = static_cast<int>(threadIdx.x); rank < args.num_ranks; rank += kScanThreads) {
+  for (int rank = static_cast<int>(threadIdx.x); rank < args.num_ranks; rank += kRouteScanThreads) {
     const auto begin = first_expert(args.num_experts, args.num_ranks, rank);
     const auto end = first_expert(args.num_experts, args.num_ranks, rank + 1);
     std::int64_t rows = 0;
@@ -152,7 +149,7 @@ __device__ void sum_ranks(const RouteArgs& args) {
   }
 }
 
-using ScanOf32 = cub::BlockScan<std::int32_t, kScanThreads>;
+using ScanOf32 = cub::BlockScan<std::int32_t, kRouteScanThreads>;
 
 /// Exclusive sums of value(i), i < count, handed to store(i, sum); returns the total to all
 /// threads.
@@ -160,7 +157,7 @@ template <typename Value, typename Store>
 __device__ std::int32_t block_scan(ScanOf32::TempStorage& storage, int count, const Value& value,
                                    const Store& store) {
   std::int32_t before = 0;
-  for (int begin = 0; begin < count; begin += kScanThreads) {
+  for (int begin = 0; begin < count; begin += kRouteScanThreads) {
     const int i = begin + static_cast<int>(threadIdx.x);
     const std::int32_t mine = i < count ? value(i) : 0;
     std::int32_t sum = 0;
@@ -231,7 +228,7 @@ __device__ void list_groups(const RouteArgs& args, const LocalExperts& local,
   }
 }
 
-__global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ RouteArgs args) {
+__global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant__ RouteArgs args) {
   __shared__ ScanOf32::TempStorage storage;
   if (args.frame->failed != 0) return;
   const LocalExperts local(args);
@@ -264,7 +261,7 @@ __global__ void __launch_bounds__(kScanThreads) scan(const __grid_constant__ Rou
 /// What place() keeps in shared memory: rows of each local expert before each warp's part of the
 /// chunk.
 struct PlaceCounts {
-  std::uint16_t* before;  ///< [kWarps, L]
+  std::uint16_t* before;  ///< [kRouteChunkWarps, L]
   int num_local;
   __device__ std::uint16_t& at(int warp, int expert) const {
     return before[warp * num_local + expert];
@@ -276,7 +273,7 @@ struct WarpPart {
   int begin;
   int end;
   __device__ WarpPart(int num_routes, int warp) {
-    const int per_warp = (num_routes + kChunkThreads - 1) / kChunkThreads * 32;
+    const int per_warp = (num_routes + kRouteChunkThreads - 1) / kRouteChunkThreads * 32;
     begin = min(num_routes, warp * per_warp);
     end = min(num_routes, begin + per_warp);
   }
@@ -286,7 +283,8 @@ __device__ void count_per_warp(const Chunk& chunk, const LocalExperts& local, in
                                const PlaceCounts& counts) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int i = static_cast<int>(threadIdx.x); i < kWarps * local.count; i += kChunkThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kRouteChunkWarps * local.count;
+       i += kRouteChunkThreads) {
     counts.before[i] = 0;
   }
   __syncthreads();
@@ -301,9 +299,10 @@ __device__ void count_per_warp(const Chunk& chunk, const LocalExperts& local, in
     __syncwarp();
   }
   __syncthreads();
-  for (int expert = static_cast<int>(threadIdx.x); expert < local.count; expert += kChunkThreads) {
+  for (int expert = static_cast<int>(threadIdx.x); expert < local.count;
+       expert += kRouteChunkThreads) {
     int before = 0;
-    for (int w = 0; w < kWarps; ++w) {
+    for (int w = 0; w < kRouteChunkWarps; ++w) {
       const int rows = counts.at(w, expert);
       counts.at(w, expert) = static_cast<std::uint16_t>(before);
       before += rows;
@@ -329,7 +328,7 @@ __device__ void store_row(const RouteArgs& args, const Chunk& chunk, int route, 
 __global__ void place(const __grid_constant__ RouteArgs args) {
   extern __shared__ std::uint16_t counts_storage[];
   __shared__ std::int32_t gather_rows[kRouteChunkTokens];
-  using Scan = cub::BlockScan<std::int32_t, kChunkThreads>;
+  using Scan = cub::BlockScan<std::int32_t, kRouteChunkThreads>;
   __shared__ Scan::TempStorage scan_storage;
   if (args.frame->failed != 0) return;
   const Chunk chunk(args);
@@ -374,18 +373,15 @@ __global__ void place(const __grid_constant__ RouteArgs args) {
   }
 }
 
-constexpr int kMaxCountBytes = kMaxExperts * static_cast<int>(sizeof(std::int32_t));
-constexpr int kMaxPlaceBytes = kWarps * kMaxExperts * static_cast<int>(sizeof(std::uint16_t));
-
 }  // namespace
 
 cudaError_t prepare_route() {
   if (const cudaError_t error = cudaFuncSetAttribute(
-          count, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxCountBytes)) {
+          count, cudaFuncAttributeMaxDynamicSharedMemorySize, route_count_bytes(kMaxExperts))) {
     return error;
   }
   if (const cudaError_t error = cudaFuncSetAttribute(
-          place, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxPlaceBytes)) {
+          place, cudaFuncAttributeMaxDynamicSharedMemorySize, route_place_bytes(kMaxExperts))) {
     return error;
   }
   return load_kernels(count, scan, place);
@@ -394,9 +390,12 @@ cudaError_t prepare_route() {
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
   const int num_chunks = args.num_ranks * args.chunks_per_rank;
   const auto local = num_local_experts(args.num_experts, args.num_ranks, args.rank);
-  count<<<num_chunks, kChunkThreads, args.num_experts * sizeof(std::int32_t), stream>>>(args);
-  scan<<<1, kScanThreads, 0, stream>>>(args);
-  place<<<num_chunks, kChunkThreads, kWarps * local * sizeof(std::uint16_t), stream>>>(args);
+  const LaunchShape counting = route_count_launch(num_chunks, args.num_experts);
+  count<<<counting.blocks, counting.threads, counting.shared_bytes, stream>>>(args);
+  constexpr LaunchShape kScan = kRouteScanLaunch;
+  scan<<<kScan.blocks, kScan.threads, kScan.shared_bytes, stream>>>(args);
+  const LaunchShape placing = route_place_launch(num_chunks, local);
+  place<<<placing.blocks, placing.threads, placing.shared_bytes, stream>>>(args);
   return cudaGetLastError();
 }
 

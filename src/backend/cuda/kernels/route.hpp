@@ -7,14 +7,10 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/call_state.hpp"
-#include "layout/cuda_layout.hpp"
+#include "backend/cuda/select/launch_shapes.hpp"
 #include "layout/row_origin.hpp"
 
 namespace distmoe::cuda {
-
-inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChunkTokens);
-/// Experts at most: the per-warp counts of a block fit its shared memory.
-inline constexpr int kMaxExperts = 8192;
 
 struct RouteArgs {
   CallState* state = nullptr;

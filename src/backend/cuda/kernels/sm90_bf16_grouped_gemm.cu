@@ -2,6 +2,7 @@
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.cuh"
 
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -17,7 +18,9 @@ cudaError_t prepare() {
 template <typename Policy>
 cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_blocks,
                    cudaStream_t stream) {
-  grouped_gemm_kernel<Policy><<<num_blocks, kGemmThreads, sizeof(GemmStorage), stream>>>(args, map);
+  const LaunchShape shape = grouped_gemm_launch(num_blocks);
+  grouped_gemm_kernel<Policy>
+      <<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args, map);
   return cudaGetLastError();
 }
 

@@ -73,12 +73,6 @@ struct W2Policy {
   }
 };
 
-inline constexpr int kProducerRegisters = 72;
-inline constexpr int kConsumerRegisters = 216;
-static_assert(kWarpgroupThreads * (kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) <=
-                  65536,
-              "registers of an SM");
-
 /// A consumer warp's way through the stages.
 class StageConsumer {
  public:
@@ -143,7 +137,6 @@ template <int kN>
 __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& stages,
                                            int num_stages, int warpgroup,
                                            const WarpgroupOrder& order, Accumulators<kN>& acc) {
-  constexpr int kInstructionK = 16;
   constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
   constexpr std::uint64_t kStepM = 64 * kRowBytes >> 4;
   const std::uint64_t weights = ptx::swizzled_descriptor(

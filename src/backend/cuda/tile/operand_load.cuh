@@ -15,7 +15,7 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/flag.cuh"
 #include "backend/cuda/ptx/shared_copy.cuh"
-#include "backend/cuda/tile/gemm_storage.cuh"
+#include "backend/cuda/tile/gemm_storage.hpp"
 #include "backend/cuda/tile/tile_scheduler.cuh"
 
 namespace distmoe::cuda {

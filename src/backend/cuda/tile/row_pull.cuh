@@ -8,7 +8,7 @@
 
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/ptx/flag.cuh"
-#include "backend/cuda/tile/gemm_storage.cuh"
+#include "backend/cuda/tile/gemm_storage.hpp"
 
 namespace distmoe::cuda {
 

@@ -13,7 +13,7 @@
 #include "backend/cuda/ptx/approximate.cuh"
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/shared_copy.cuh"
-#include "backend/cuda/tile/gemm_storage.cuh"
+#include "backend/cuda/tile/gemm_storage.hpp"
 
 namespace distmoe::cuda {
 

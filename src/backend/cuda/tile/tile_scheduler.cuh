@@ -14,11 +14,11 @@
 
 #include "backend/cuda/call_frame.hpp"
 #include "backend/cuda/ptx/barrier.cuh"
-#include "backend/cuda/tile/gemm_storage.cuh"
+#include "backend/cuda/tile/gemm_storage.hpp"
+#include "backend/cuda/tile/ring_position.cuh"
 
 namespace distmoe::cuda {
 
-inline constexpr int kPairsAtATime = 8;
 inline constexpr std::uint32_t kAllLanes = 0xFFFFFFFFu;
 
 /// Draws tiles. All members are called by one whole warp.

@@ -15,7 +15,12 @@ namespace distmoe::cuda {
 /// What four stages of shared memory and 216 registers a thread leave room for: 160 spills.
 inline constexpr int kMaxTokensPerTile = 152;
 inline constexpr int kTilesPerPair = 2;
-inline constexpr int kTileRowStep = 8;  ///< of the tensor core's N
+inline constexpr int kTileRowStep = 8;           ///< of the tensor core's N
+inline constexpr int kMaxInstructionRows = 256;  ///< the tensor core's largest N
+/// Pairs of one group that take turns on a weight tile before the next one comes.
+inline constexpr int kPairsAtATime = 8;
+/// What a tile costs beside its rows, in rows. Measured on H200 (D 4096, F 1536).
+inline constexpr int kTileOverheadRows = 50;
 
 /// Tiles 2p and 2p + 1 form pair p. The first tiles hold `rows_per_tile` rows, the others
 /// kTileRowStep fewer, the last one what is left.
@@ -24,16 +29,20 @@ struct TokenTiling {
   std::int32_t rows_per_tile = 0;
 };
 
-/// The fewest pairs that hold `num_rows` rows, with rows spread as evenly as steps of eight allow.
-/// Measured on H200 (D 4096, F 1536), a tile costs as much as its rows and about 50 more, so that
-/// fewer and larger tiles win.
+/// `num_rows` > 0 rows over `num_pairs` > 0 pairs, as evenly as steps of eight allow.
+DISTMOE_HOST_DEVICE constexpr TokenTiling spread_rows(std::int32_t num_rows,
+                                                      std::int32_t num_pairs) {
+  const std::int32_t steps = (num_rows + kTileRowStep - 1) / kTileRowStep;
+  const std::int32_t tiles = num_pairs * kTilesPerPair;
+  return {num_pairs, (steps + tiles - 1) / tiles * kTileRowStep};
+}
+
+/// The fewest pairs that hold `num_rows` rows. A tile costs as much as its rows and
+/// kTileOverheadRows more, so that fewer and larger tiles win: select/kernel_choice.hpp ranks them.
 DISTMOE_HOST_DEVICE constexpr TokenTiling token_tiling(std::int32_t num_rows) {
   constexpr std::int32_t kMaxPairRows = kTilesPerPair * kMaxTokensPerTile;
   if (num_rows <= 0) return {};
-  const std::int32_t pairs = (num_rows + kMaxPairRows - 1) / kMaxPairRows;
-  const std::int32_t steps = (num_rows + kTileRowStep - 1) / kTileRowStep;
-  const std::int32_t tiles = pairs * kTilesPerPair;
-  return {pairs, (steps + tiles - 1) / tiles * kTileRowStep};
+  return spread_rows(num_rows, (num_rows + kMaxPairRows - 1) / kMaxPairRows);
 }
 
 /// Rows of a tile, counted from the range's first.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Shared memory of the grouped GEMM: a ring of operand stages, the epilogue's staging, the ring of
-// work that the scheduler hands out, and their barriers.
+// What a block of the grouped GEMM has: its tile, threads and registers, and its shared memory: a
+// ring of operand stages, the epilogue's staging, the ring of work that the scheduler hands out,
+// and their barriers. Without CUDA, so that the host chooses with the numbers that the kernel has.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,29 @@ inline constexpr int kWeightRows = 256;  ///< M of a tile
 inline constexpr int kWeightRowsPerWarpgroup = kWeightRows / kConsumerWarpgroups;
 inline constexpr int kWeightRowsPerBlock = kWeightRows / kClusterBlocks;  ///< that a block loads
 inline constexpr int kStageK = 64;                                        ///< elements: 128 bytes
+inline constexpr int kInstructionK = 16;                                  ///< of one wgmma
 inline constexpr int kRowBytes = kStageK * 2;
 inline constexpr int kStages = 4;
 inline constexpr int kWeightStageBytes = kWeightRows * kRowBytes;
 inline constexpr int kTokenStageBytes = kMaxTokensPerTile * kRowBytes;
 /// Rows that the passes of an epilogue look at: whole passes of up to 32.
-inline constexpr int kResultRows = (kMaxTokensPerTile + 31) / 32 * 32;
+constexpr int padded_result_rows(int token_rows) { return (token_rows + 31) / 32 * 32; }
+inline constexpr int kResultRows = padded_result_rows(kMaxTokensPerTile);
 inline constexpr int kStagingBytes = 4096;  ///< of one epilogue pass of a warpgroup
 inline constexpr int kWorkSlots = 4;
+
+// Limits of a Hopper SM and of a block on it.
+inline constexpr int kMaxSharedBytes = 227 * 1024;
+inline constexpr int kRegistersPerSm = 65536;
+
+inline constexpr int kProducerRegisters = 72;
+inline constexpr int kConsumerRegisters = 216;
+/// Of a consumer thread beside its accumulators, one a token row. NOTE: 160 token rows leave 56 of
+/// 216, and the kernel spills.
+inline constexpr int kRegistersBesideAccumulators = kConsumerRegisters - kMaxTokensPerTile;
+static_assert(kWarpgroupThreads * (kProducerRegisters + kConsumerWarpgroups * kConsumerRegisters) <=
+                  kRegistersPerSm,
+              "registers of an SM");
 
 /// What all roles of a block do next; the other block of the cluster has the same weights.
 struct alignas(16) TileWork {
@@ -55,20 +71,6 @@ struct GemmStorage {
   std::int32_t pulled_chunk;             ///< drawn by a pulling block
 };
 static_assert(kTokenStageBytes % 1024 == 0, "stages hold whole swizzle atoms");
-static_assert(sizeof(GemmStorage) <= 227 * 1024, "shared memory of a Hopper block");
-
-/// A position in a ring of kSlots and the parity of its barriers' current use.
-template <int kSlots>
-struct RingPosition {
-  int slot = 0;
-  std::uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
+static_assert(sizeof(GemmStorage) <= kMaxSharedBytes, "shared memory of a Hopper block");
 
 }  // namespace distmoe::cuda

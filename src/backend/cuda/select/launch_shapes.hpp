@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Grid, block and dynamic shared memory of every launch of a call: what the launchers in kernels/
+// use and what `distmoe explain-kernels` prints. Without CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "backend/cuda/tile/gemm_storage.hpp"
+#include "layout/cuda_layout.hpp"
+
+namespace distmoe::cuda {
+
+/// Experts at most: the per-warp counts of a block fit its shared memory.
+inline constexpr int kMaxExperts = 8192;
+inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChunkTokens);
+
+inline constexpr int kPublishThreads = 256;
+inline constexpr int kPeerBarrierThreads = 128;
+inline constexpr int kRouteChunkThreads = 256;
+inline constexpr int kRouteChunkWarps = kRouteChunkThreads / 32;
+inline constexpr int kRouteScanThreads = 1024;
+inline constexpr int kCombineThreads = 256;
+
+struct LaunchShape {
+  std::int64_t blocks;
+  std::int32_t threads;       ///< of a block
+  std::int32_t shared_bytes;  ///< of a block, dynamic
+};
+
+inline constexpr LaunchShape kSingleThreadLaunch = {1, 1, 0};
+inline constexpr LaunchShape kPeerBarrierLaunch = {1, kPeerBarrierThreads, 0};
+inline constexpr LaunchShape kRouteScanLaunch = {1, kRouteScanThreads, 0};
+
+constexpr LaunchShape publish_launch(std::int64_t blocks) { return {blocks, kPublishThreads, 0}; }
+
+/// Chunks of tokens that routing makes of every source rank.
+constexpr std::int64_t route_chunks_per_rank(std::int64_t max_tokens) {
+  return (max_tokens + kRouteChunkTokens - 1) / kRouteChunkTokens;
+}
+
+constexpr std::int32_t route_count_bytes(std::int64_t num_experts) {
+  return static_cast<std::int32_t>(num_experts * static_cast<int>(sizeof(std::int32_t)));
+}
+
+constexpr LaunchShape route_count_launch(std::int64_t num_chunks, std::int64_t num_experts) {
+  return {num_chunks, kRouteChunkThreads, route_count_bytes(num_experts)};
+}
+
+constexpr std::int32_t route_place_bytes(std::int64_t num_local) {
+  return static_cast<std::int32_t>(kRouteChunkWarps * num_local *
+                                   static_cast<int>(sizeof(std::uint16_t)));
+}
+
+constexpr LaunchShape route_place_launch(std::int64_t num_chunks, std::int64_t num_local) {
+  return {num_chunks, kRouteChunkThreads, route_place_bytes(num_local)};
+}
+
+/// `blocks` are persistent: all resident together, in clusters of kClusterBlocks.
+constexpr LaunchShape grouped_gemm_launch(std::int64_t blocks) {
+  return {blocks, kGemmThreads, static_cast<std::int32_t>(sizeof(GemmStorage))};
+}
+
+/// A block a token; score and id of each route in shared memory.
+constexpr LaunchShape combine_launch(std::int64_t num_tokens, std::int64_t top_k) {
+  return {
+      num_tokens, kCombineThreads,
+      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + sizeof(std::int32_t)))};
+}
+
+}  // namespace distmoe::cuda
