@@ -21,7 +21,7 @@ enum class Activation { kSwiGLU, kSwiGLUClamped };
 enum class GateUpLayout { kConcatenated, kInterleaved };
 /// Type of functional weight gradients; kSameAsWeight follows the weight.
 enum class WgradDType { kSameAsWeight, kBF16, kF32 };
-/// kFixed lets the choice of kernels depend on D, F and precision only (bits equal for every P).
+/// kFixed: D, F and precision alone decide how sums are ordered (bits equal for every P).
 enum class KernelChoice { kTuned, kFixed };
 
 /// Scratch beyond the device factor that lives in host memory.
@@ -59,7 +59,7 @@ struct Config {
   bool inference = false;
   std::optional<std::int64_t> num_sms = std::nullopt;  ///< SMs that a CUDA context may use
   GateUpLayout gate_up_layout = GateUpLayout::kConcatenated;
-  KernelChoice kernel_choice = KernelChoice::kTuned;
+  KernelChoice kernel_choice = KernelChoice::kTuned;  ///< today's kernels: the same bits either way
   /// Bound of every wait for a peer. Default: 300 s on the CPU, 600 s on GPUs.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <optional>
 
 #include "backend/backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
@@ -111,14 +112,17 @@ void on_every_rank(const MoeProblem& problem, const Devices& devices, const Toke
 }
 
 std::vector<BF16> run_cuda(const MoeProblem& problem, const Devices& devices,
-                           const TokenCounts& counts, const CallForm& form = {}) {
+                           const TokenCounts& counts, const CallForm& form = {},
+                           const std::function<void(Config&)>& adjust = {}) {
   std::vector<std::vector<BF16>> rows(devices.size());
-  on_every_rank(problem, devices, counts, form,
-                [&](Context& context, DeviceCall& call, Communicator*) {
-                  routed_experts(context, call.input(), call.weights(), call.y.view());
-                  context.check();
-                  rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
-                });
+  on_every_rank(
+      problem, devices, counts, form,
+      [&](Context& context, DeviceCall& call, Communicator*) {
+        routed_experts(context, call.input(), call.weights(), call.y.view());
+        context.check();
+        rows[static_cast<std::size_t>(context.rank())] = call.y_rows();
+      },
+      adjust);
   std::vector<BF16> y;
   for (const auto& part : rows) y.insert(y.end(), part.begin(), part.end());
   return y;
@@ -370,18 +374,26 @@ TEST_F(CudaForward, ACreationThatFailsOnOneRankFailsOnAllWithItsCode) {
   });
 }
 
-// kernel_choice = fixed promises it for P = 1, 2, 4; the kernels keep it for every P.
+// kernel_choice = fixed promises it for P = 1, 2, 4; today's kernels keep it for every P with
+// either choice and any number of SMs, because a tile's shape and place are in no sum.
 TEST_F(CudaForward, EveryNumberOfRanksGivesTheSameBits) {
   for (const MoeShape& shape : {MoeShape{700, 384, 136, 9, 4}, MoeShape{64, 1536, 256, 6, 3}}) {
     const MoeProblem problem = conformance::make_problem(shape, RoutePattern::kMixed, 13);
     const std::vector<BF16> first = run_cuda(problem, {0}, {shape.num_tokens});
-    for (const Devices& devices : all_devices()) {
-      const auto ranks = static_cast<int>(devices.size());
-      const TokenCounts counts = conformance::ragged_split(shape.num_tokens, ranks, 3);
-      EXPECT_EQ(conformance::first_difference(first, run_cuda(problem, devices, counts),
-                                              shape.hidden_dim),
-                "")
-          << ranks << " ranks, last on device " << devices.back();
+    for (const KernelChoice choice : {KernelChoice::kTuned, KernelChoice::kFixed}) {
+      for (const std::optional<std::int64_t> num_sms : {std::optional<std::int64_t>(), {24}}) {
+        for (const Devices& devices : all_devices()) {
+          const auto ranks = static_cast<int>(devices.size());
+          const TokenCounts counts = conformance::ragged_split(shape.num_tokens, ranks, 3);
+          const std::vector<BF16> y = run_cuda(problem, devices, counts, {}, [&](Config& config) {
+            config.kernel_choice = choice;
+            config.num_sms = num_sms;
+          });
+          EXPECT_EQ(conformance::first_difference(first, y, shape.hidden_dim), "")
+              << ranks << " ranks, last on device " << devices.back() << ", " << num_sms.value_or(0)
+              << " SMs, choice " << static_cast<int>(choice);
+        }
+      }
     }
   }
 }

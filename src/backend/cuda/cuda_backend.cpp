@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/cuda_backend.hpp"
 
-#include <algorithm>
-
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
 #include "backend/cuda/fault_text.hpp"
@@ -10,6 +8,8 @@
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/select/kernel_choice.hpp"
+#include "backend/cuda/select/launch_shapes.hpp"
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
 #include "layout/context_buffers.hpp"
@@ -28,10 +28,6 @@ static_assert(sizeof(CallFrame) <= cuda_layout::kCallFrameBytes);
 static_assert(sizeof(TileGroup) == cuda_layout::kTileGroupBytes);
 static_assert(sizeof(PeerWindows) == cuda_layout::kPeerWindowsBytes);
 static_assert(kGatherChunkRows == cuda_layout::kGatherChunkRows);
-
-/// NOTE: 16 blocks saturate a link's way in (H200: 362 of 374 GB/s); they pull, then compute.
-constexpr int kPullingClusters = 8;
-constexpr int kPublishBlocksPerSm = 4;
 
 EncodeTiled find_encode_tiled() {
   void* function = nullptr;
@@ -53,18 +49,26 @@ void refuse_inside_a_capture() {
                 "created before the capture begins");
 }
 
+/// Without what is known of the device.
+ChoiceInputs choice_inputs(const BackendSetup& setup) {
+  const Config& config = setup.config;
+  return {.precision = config.precision,
+          .kernel_choice = config.kernel_choice,
+          .hidden_dim = config.hidden_dim,
+          .intermediate_dim = config.intermediate_dim,
+          .top_k = config.top_k,
+          .num_experts = config.num_experts,
+          .num_ranks = setup.size,
+          .allowed_sms = config.num_sms};
+}
+
 /// Runs before anything is allocated.
 BackendSetup check_device(BackendSetup setup) {
   const std::string reason = why_unavailable();
   DISTMOE_CHECK(reason.empty(), kUnsupported, "CUDA is not available: ", reason);
   DISTMOE_CHECK(setup.device >= 0 && setup.device < device_count(), kInvalidArgument,
                 "device must be 0 to ", device_count() - 1, ", got ", setup.device);
-  DISTMOE_CHECK(setup.config.hidden_dim % 8 == 0 && setup.config.intermediate_dim % 8 == 0,
-                kUnsupported, "CUDA kernels read 16 bytes at a time: hidden_dim (",
-                setup.config.hidden_dim, ") and intermediate_dim (", setup.config.intermediate_dim,
-                ") must be multiples of 8");
-  DISTMOE_CHECK(setup.config.num_experts <= kMaxExperts, kUnsupported, "num_experts is ",
-                setup.config.num_experts, "; the CUDA backend routes to at most ", kMaxExperts);
+  check_supported(choice_inputs(setup));
   DISTMOE_CHECK(setup.config.combine == Combine::kPerRoute, kUnsupported,
                 "the CUDA backend of this version combines per_route only");
   DISTMOE_CHECK(setup.config.inference, kUnsupported,
@@ -77,16 +81,10 @@ BackendSetup check_device(BackendSetup setup) {
   return setup;
 }
 
-int persistent_blocks(const BackendSetup& setup, int ranks_on_device) {
+int device_sms(int device) {
   int num_sms = 0;
-  DISTMOE_CUDA_CHECK(
-      cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, setup.device));
-  const auto allowed = std::min<std::int64_t>(setup.config.num_sms.value_or(num_sms), num_sms);
-  const int blocks = static_cast<int>(allowed) / ranks_on_device / 2 * 2;
-  DISTMOE_CHECK(blocks >= 2, kUnsupported, ranks_on_device, " ranks share device ", setup.device,
-                ", which leaves each ", allowed / ranks_on_device, " of ", allowed,
-                " SMs; a rank needs 2");
-  return blocks;
+  DISTMOE_CUDA_CHECK(cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device));
+  return num_sms;
 }
 
 std::uint64_t address_of(const TensorView& tensor) {
@@ -140,7 +138,10 @@ CudaBackend::~CudaBackend() {
 void CudaBackend::connect() {
   const DeviceScope scope(setup_.device);
   const PeerMap peers = map_peer_windows(setup_, memory_);
-  num_blocks_ = persistent_blocks(setup_, peers.ranks_on_device);
+  ChoiceInputs inputs = choice_inputs(setup_);
+  inputs.device_sms = device_sms(setup_.device);
+  inputs.ranks_on_device = peers.ranks_on_device;
+  choice_ = choose_kernels(inputs);
   DISTMOE_CUDA_CHECK(cudaMemcpyAsync(
       memory_.buffer(buffer_name::kPeerWindows), peers.windows.data(),
       peers.windows.size() * sizeof(PeerWindows), cudaMemcpyHostToDevice, own_stream_));
@@ -193,7 +194,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
                    .top_k = static_cast<std::int32_t>(setup_.config.top_k),
                    .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
                    .row_bytes = static_cast<std::int32_t>(setup_.config.hidden_dim * 2)};
-  DISTMOE_CUDA_CHECK(launch_publish(args, num_blocks_ * kPublishBlocksPerSm, stream));
+  DISTMOE_CUDA_CHECK(launch_publish(args, choice_.publish_blocks, stream));
   meet_peers(PeerBarrier::kPublished, stream);
   if (!refusal) return;
   // The peers find the refusal and compute nothing; this rank keeps in step with them.
@@ -227,8 +228,8 @@ void CudaBackend::route(const ForwardCall& call) {
       .num_ranks = setup_.size,
       .top_k = static_cast<std::int32_t>(setup_.config.top_k),
       .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
-      .chunks_per_rank = static_cast<std::int32_t>(
-          (setup_.config.max_tokens + kRouteChunkTokens - 1) / kRouteChunkTokens)};
+      .chunks_per_rank =
+          static_cast<std::int32_t>(route_chunks_per_rank(setup_.config.max_tokens))};
   DISTMOE_CUDA_CHECK(launch_route(args, stream_of(call)));
 }
 
@@ -260,7 +261,7 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
                .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
                .buffer = gather_buffer_,
                .buffer_stride_bytes = setup_.config.hidden_dim * 2,
-               .num_pullers = setup_.size > 1 ? std::min(kPullingClusters, num_blocks_ / 2) : 0};
+               .num_pullers = choice_.pulling_clusters};
   args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
                  .alpha = static_cast<float>(setup_.config.swiglu_alpha),
                  .limit = static_cast<float>(setup_.config.swiglu_limit)};
@@ -276,7 +277,7 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
                              setup_.config.hidden_dim, &map),
                 kInternal, "no tensor map for w13");
-  DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, num_blocks_, stream_of(call)));
+  DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, choice_.persistent_blocks, stream_of(call)));
 }
 
 void CudaBackend::w2_scatter(const ForwardCall& call) {
@@ -299,7 +300,7 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
     DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
                               setup_.config.intermediate_dim, &map),
                   kInternal, "no tensor map for w2");
-    DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, num_blocks_, stream_of(call)));
+    DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, choice_.persistent_blocks, stream_of(call)));
   }
   meet_peers(PeerBarrier::kResultsStored, stream_of(call));
 }

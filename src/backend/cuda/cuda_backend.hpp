@@ -13,6 +13,7 @@
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/peer_windows.hpp"
+#include "backend/cuda/select/kernel_choice.hpp"
 
 namespace distmoe::cuda {
 
@@ -58,7 +59,7 @@ class CudaBackend final : public Backend {
   cudaStream_t own_stream_ = nullptr;
   cudaEvent_t last_call_done_ = nullptr;
   EncodeTiled encode_ = nullptr;
-  int num_blocks_ = 0;           ///< of the persistent kernels of this rank
+  ContextChoice choice_;         ///< how this rank's calls run, from connect() on
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
   std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
   std::uint64_t h2_;             ///< BF16 [R, F]

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How the calls of a context run on a GPU, as pure functions of plain numbers: what is possible is
+// enumerated, what cannot be is dropped with a named reason, the rest is ranked. The CUDA backend
+// asks them for everything that its host decides; token_tiling() is the head of the ranking in the
+// form in which the routing kernels compute it on the device. No CUDA, no device:
+// `distmoe explain-kernels` prints the same choice anywhere.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "backend/cuda/tile/gemm_storage.hpp"
+#include "backend/cuda/tile/token_tiling.hpp"
+#include "distmoe/config.hpp"
+
+namespace distmoe::cuda {
+
+/// The kernel family of both products.
+inline constexpr const char* kGroupedGemmName = "sm90_bf16_grouped_gemm";
+
+/// Everything that a choice may look at. Ranks and SMs are 1 or more.
+struct ChoiceInputs {
+  Precision precision = Precision::kBF16;
+  KernelChoice kernel_choice = KernelChoice::kTuned;
+  std::int64_t hidden_dim = 0;        ///< D
+  std::int64_t intermediate_dim = 0;  ///< F
+  std::int64_t top_k = 0;             ///< K
+  std::int64_t num_experts = 0;       ///< E
+  std::int64_t num_ranks = 1;         ///< P
+  std::int64_t ranks_on_device = 1;   ///< that share this rank's device, this one included
+  std::int64_t device_sms = 0;
+  std::optional<std::int64_t> allowed_sms = std::nullopt;  ///< Config::num_sms
+};
+
+/// What the bits of a product depend on: which products one instruction adds, in how many stages
+/// the sum over k comes and how many parts of it are added at the end. Neither the tile of a row
+/// nor the SM that computes it is in here: every element of an accumulator has a sum of its own.
+struct ProductArithmetic {
+  std::int32_t instruction_k = 0;
+  std::int32_t stage_k = 0;
+  std::int32_t splits_of_k = 0;
+  bool operator==(const ProductArithmetic&) const = default;
+};
+
+/// What a context decides once, for all of its calls.
+struct ContextChoice {
+  ProductArithmetic arithmetic;
+  std::int32_t persistent_blocks = 0;  ///< of either product, one an SM, in clusters
+  std::int32_t pulling_clusters = 0;   ///< of W13, that pull peers' rows before they compute
+  std::int32_t publish_blocks = 0;
+
+  std::int32_t clusters() const { return persistent_blocks / kClusterBlocks; }
+};
+
+/// Throws unsupported where no kernel takes the sizes or the precision.
+void check_supported(const ChoiceInputs& inputs);
+
+/// Throws as check_supported does, and unsupported where ranks that share a device get fewer SMs
+/// each than a cluster has blocks.
+ContextChoice choose_kernels(const ChoiceInputs& inputs);
+
+/// Why a candidate was not taken.
+enum class Dropped {
+  kNot,
+  kSharedMemory,  ///< the stages of such a tile do not fit a block
+  kRegisters,     ///< its accumulators leave too few registers: the kernel would spill
+  kSameTiles,     ///< a lower height cuts these rows into the same tiles
+};
+const char* reason_name(Dropped dropped);
+
+/// Token rows of a tile that the tensor core can do, and what they need.
+struct TileHeight {
+  std::int32_t rows = 0;
+  std::int32_t shared_bytes = 0;
+  std::int32_t registers = 0;  ///< of a consumer thread
+  Dropped dropped = Dropped::kNot;
+};
+
+/// Every multiple of kTileRowStep up to kMaxInstructionRows.
+std::vector<TileHeight> tile_heights();
+
+/// A way to cut one group's rows into tiles of at most `height` rows.
+struct TilingCandidate {
+  std::int32_t height = 0;
+  TokenTiling tiling;
+  std::int64_t computed_rows = 0;  ///< with the rows that pad instructions
+  std::int64_t cost = 0;           ///< in token rows of a cluster, overhead included
+  Dropped dropped = Dropped::kNot;
+};
+
+/// Rows that the tensor cores compute for a group of `num_rows` rows.
+std::int64_t computed_rows(std::int32_t num_rows, const TokenTiling& tiling);
+
+/// All heights that the kernel has, for a group of `num_rows` > 0 rows: the cheapest first, of
+/// equals the one with fewer pairs, then what was dropped.
+std::vector<TilingCandidate> rank_tilings(std::int32_t num_rows);
+
+}  // namespace distmoe::cuda
