@@ -58,8 +58,8 @@ class PlanCommand final : public Subcommand {
 
  private:
   std::vector<std::filesystem::path> checkpoint_files() const {
-    if (options_.checkpoint.empty()) return {};
-    return Checkpoint::well_known_files(options_.checkpoint);
+    if (options_.shape.checkpoint.empty()) return {};
+    return Checkpoint::well_known_files(options_.shape.checkpoint);
   }
   void write_svg(std::string_view text) const {
     write_output([&] {

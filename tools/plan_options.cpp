@@ -4,14 +4,12 @@
 #include <CLI/CLI.hpp>
 #include <array>
 #include <cctype>
-#include <functional>
 #include <limits>
 #include <utility>
 
 #include "core/check.hpp"
-#include "io/model_config.hpp"
+#include "option_declaration.hpp"
 #include "option_values.hpp"
-#include "plan/model_table.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -30,39 +28,11 @@ constexpr const char* kFooter =
     "  distmoe plan --tokens 4096 --hidden 4096 --intermediate 14336 --top-k 8 --experts 128 \\\n"
     "      --ep 16 --layers 32 --device-factor 1.5 --total-factor 16 --svg plan.svg\n";
 
-using Read = std::function<void(const std::string&)>;
-
-CLI::Option* add(CLI::App& app, const char* name, const char* type, const char* help,
-                 const Read& read) {
-  return app.add_option_function<std::string>(name, read, help)->type_name(type);
-}
-
-/// An integer in [1, most].
-template <typename Store>
-CLI::Option* add_count(CLI::App& app, const char* name, const char* help, std::int64_t most,
-                       Store store) {
-  return add(app, name, "N", help, [name, most, store](const std::string& text) {
-    store(parse_integer(name, text, 1, most));
-  });
-}
-
 void add_shape(CLI::App& app, PlanOptions& options) {
   add_count(app, "--tokens", "Tokens of a rank in a call, at most (T)", kMaxCount,
             [&](std::int64_t value) { options.config.max_tokens = value; })
       ->required();
-  add(app, "--model", "NAME", "Shape of a public model, e.g. DeepSeek-V3",
-      [&](const std::string& text) { options.model = find_model(text).name; });
-  add(app, "--checkpoint", "DIR", "Shape from the config.json of a Hugging Face folder",
-      [&](const std::string& text) { options.checkpoint = text; })
-      ->excludes("--model");
-  add_count(app, "--hidden", "Hidden width (D)", kMaxSize,
-            [&](std::int64_t value) { options.hidden_dim = value; });
-  add_count(app, "--intermediate", "Intermediate width of one expert (F)", kMaxSize,
-            [&](std::int64_t value) { options.intermediate_dim = value; });
-  add_count(app, "--top-k", "Experts of a token (K)", kMaxSize,
-            [&](std::int64_t value) { options.top_k = value; });
-  add_count(app, "--experts", "Experts over all ranks (E)", kMaxCount,
-            [&](std::int64_t value) { options.num_experts = value; });
+  add_shape_options(app, options.shape);
   add_count(app, "--ep", "Expert-parallel ranks (P) [1]", kMaxCount,
             [&](std::int64_t value) { options.ep_size = static_cast<int>(value); });
 }
@@ -118,15 +88,6 @@ void add_capacity(CLI::App& app, PlanOptions& options) {
             [&](std::int64_t value) { options.target.num_threads = static_cast<int>(value); });
 }
 
-void set_if_given(std::int64_t& size, const std::optional<std::int64_t>& given) {
-  if (given) size = *given;
-}
-
-void check_given(const char* option, std::int64_t size) {
-  DISTMOE_CHECK(size > 0, kInvalidArgument, option,
-                " is missing; give it, or --model NAME or --checkpoint DIR");
-}
-
 }  // namespace
 
 void add_plan_options(CLI::App& app, PlanOptions& options) {
@@ -143,35 +104,8 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
 
 PlanRequest request_of(const PlanOptions& options) {
   PlanRequest request{"", options.config};
-  Config& config = request.config;
-  config.max_moe_layers_per_activation_slot = 1;
-  if (!options.model.empty()) {
-    const ModelShape& model = find_model(options.model);
-    request.title = model.name;
-    config.hidden_dim = model.hidden_dim;
-    config.intermediate_dim = model.intermediate_dim;
-    config.top_k = model.top_k;
-    config.num_experts = model.num_experts;
-    config.max_moe_layers_per_activation_slot = model.num_moe_layers;
-  } else if (!options.checkpoint.empty()) {
-    const ModelConfig model = read_model_config(options.checkpoint / "config.json");
-    request.title = model.architecture;
-    config.hidden_dim = model.shape.hidden_dim;
-    config.intermediate_dim = model.shape.intermediate_dim;
-    config.top_k = model.shape.top_k;
-    config.num_experts = model.shape.num_experts;
-    config.activation = model.shape.activation;
-    config.max_moe_layers_per_activation_slot = std::ssize(model.moe_layers);
-  }
-  set_if_given(config.hidden_dim, options.hidden_dim);
-  set_if_given(config.intermediate_dim, options.intermediate_dim);
-  set_if_given(config.top_k, options.top_k);
-  set_if_given(config.num_experts, options.num_experts);
-  set_if_given(config.max_moe_layers_per_activation_slot, options.layers);
-  check_given("--hidden", config.hidden_dim);
-  check_given("--intermediate", config.intermediate_dim);
-  check_given("--top-k", config.top_k);
-  check_given("--experts", config.num_experts);
+  request.title = apply_shape(options.shape, request.config);
+  if (options.layers) request.config.max_moe_layers_per_activation_slot = *options.layers;
   return request;
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of `distmoe plan`. A shape comes from --model or --checkpoint, and options that give
-// a size of their own win over it.
+// The options of `distmoe plan`.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +11,7 @@
 
 #include "distmoe/config.hpp"
 #include "distmoe/memory_plan.hpp"
+#include "shape_options.hpp"
 
 namespace CLI {
 class App;
@@ -20,12 +20,7 @@ class App;
 namespace distmoe::tools {
 
 struct PlanOptions {
-  std::string model;                 ///< empty: none
-  std::filesystem::path checkpoint;  ///< empty: none
-  std::optional<std::int64_t> hidden_dim;
-  std::optional<std::int64_t> intermediate_dim;
-  std::optional<std::int64_t> top_k;
-  std::optional<std::int64_t> num_experts;
+  ShapeOptions shape;
   std::optional<std::int64_t> layers;
   Config config;  ///< everything that no shape brings
   int ep_size = 1;
