@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: balanced routing gives every route to one rank, its groups, tiles and work are what
+// the kernels would make of these rows, and no launch of a call is empty.
+#include "backend/cuda/select/balanced_call.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace distmoe::cuda {
+namespace {
+
+/// Qwen3-30B-A3B on one H200.
+ChoiceInputs qwen() {
+  return {.hidden_dim = 2048,
+          .intermediate_dim = 768,
+          .top_k = 8,
+          .num_experts = 128,
+          .device_sms = 132};
+}
+
+TEST(BalancedRows, EveryRouteIsARowOfOneRank) {
+  ChoiceInputs inputs = qwen();
+  for (const std::int64_t experts : {1, 5, 9, 128}) {
+    inputs.num_experts = experts;
+    inputs.top_k = std::min<std::int64_t>(experts, 3);
+    for (const std::int64_t ranks : {1, 2, 3, 7}) {
+      inputs.num_ranks = ranks;
+      for (const std::int64_t tokens : {0, 1, 63, 1000}) {
+        std::int64_t all = 0;
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          const BalancedRows rows = balanced_rows(inputs, rank, tokens);
+          std::int64_t in_groups = 0;
+          std::int64_t pairs = 0;
+          for (const GroupKind& kind : rows.groups) {
+            EXPECT_GT(kind.num_rows, 0);
+            in_groups += kind.count * kind.num_rows;
+            pairs += kind.count * kind.tiling.num_pairs;
+          }
+          EXPECT_EQ(in_groups, rows.num_rows);
+          EXPECT_EQ(pairs, rows.num_pairs);
+          EXPECT_LE(rows.active_experts, rows.num_local_experts);
+          EXPECT_GE(rows.computed_rows, rows.num_rows);
+          EXPECT_TRUE(ranks > 1 || rows.pulled_rows == 0);
+          all += rows.num_rows;
+        }
+        EXPECT_EQ(all, ranks * tokens * inputs.top_k) << ranks << " ranks, E=" << experts;
+      }
+    }
+  }
+}
+
+TEST(BalancedRows, FewTokensSpreadOverAllRanks) {
+  ChoiceInputs inputs = qwen();
+  for (const std::int64_t ranks : {2, 3, 8}) {
+    inputs.num_ranks = ranks;
+    for (std::int64_t rank = 0; rank < ranks; ++rank) {
+      const BalancedRows rows = balanced_rows(inputs, rank, 3);
+      EXPECT_NEAR(static_cast<double>(rows.num_rows), 24.0, 2.0);
+      EXPECT_EQ(rows.active_experts, std::min(rows.num_local_experts, rows.num_rows));
+    }
+  }
+  inputs.num_ranks = 2;
+  EXPECT_EQ(balanced_rows(inputs, 0, 3).num_rows, 24);
+  EXPECT_EQ(balanced_rows(inputs, 0, 3).pulled_rows, 12);
+  EXPECT_EQ(balanced_rows(inputs, 1, 3).num_rows, 24);
+}
+
+// The rounds of docs/kernels/sm90_bf16_grouped_gemm.md: 23.3 and 31.03 on 66 clusters.
+TEST(ProductLoad, CountsTilesAndWavesByHand) {
+  const ChoiceInputs inputs = qwen();
+  const ContextChoice choice = choose_kernels(inputs);
+  const BalancedRows rows = balanced_rows(inputs, 0, 8192);
+  EXPECT_EQ(rows.num_rows, 65536);
+  EXPECT_EQ(rows_per_expert(inputs, 8192), 512.0);
+  ASSERT_EQ(rows.groups.size(), 1u);
+  EXPECT_EQ(rows.groups[0].tiling.rows_per_tile, 128);
+  EXPECT_EQ(rows.computed_rows, 65536);
+  const ProductLoad w13 = product_load(Product::kW13, inputs, choice, rows);
+  EXPECT_EQ(w13.m, 1536);
+  EXPECT_EQ(w13.k, 2048);
+  EXPECT_EQ(w13.cluster_tiles, 1536);
+  EXPECT_EQ(w13.waves, 24);
+  EXPECT_DOUBLE_EQ(w13.fill, 1536.0 / (24 * 66));
+  EXPECT_EQ(w13.flops, std::int64_t{2} * 65536 * 1536 * 2048);
+  EXPECT_EQ(w13.computed_flops, w13.flops);
+  EXPECT_EQ(w13.weight_bytes, std::int64_t{128} * 1536 * 2048 * 2);
+  EXPECT_EQ(w13.weight_load_bytes, 2 * w13.weight_bytes);
+  const ProductLoad w2 = product_load(Product::kW2, inputs, choice, rows);
+  EXPECT_EQ(w2.cluster_tiles, 2048);
+  EXPECT_EQ(w2.waves, 32);
+  EXPECT_EQ(w2.stages, 12);
+}
+
+TEST(ProductLoad, PaddingIsCounted) {
+  ChoiceInputs inputs = qwen();
+  inputs.hidden_dim = 72;  // two stages of 64, one half of a weight tile
+  inputs.top_k = 1;
+  inputs.num_experts = 1;
+  const BalancedRows rows = balanced_rows(inputs, 0, 3);
+  EXPECT_EQ(rows.num_rows, 3);
+  EXPECT_EQ(rows.computed_rows, 8);
+  const ContextChoice choice = choose_kernels(inputs);
+  EXPECT_EQ(product_load(Product::kW13, inputs, choice, rows).computed_flops,
+            std::int64_t{2} * 8 * 1536 * 128);
+  EXPECT_EQ(product_load(Product::kW2, inputs, choice, rows).computed_flops,
+            std::int64_t{2} * 8 * 128 * 768);
+}
+
+TEST(ForwardLaunches, NoneIsEmptyAndASingleRankMeetsNobody) {
+  ChoiceInputs inputs = qwen();
+  for (const std::int64_t ranks : {1, 3}) {
+    inputs.num_ranks = ranks;
+    const ContextChoice choice = choose_kernels(inputs);
+    for (const std::int64_t tokens : {0, 1, 4095}) {
+      std::int64_t barriers = 0;
+      std::int64_t of_tokens = 0;
+      for (const NamedLaunch& launch : forward_launches(inputs, choice, 0, tokens, 4096)) {
+        EXPECT_GT(launch.shape.blocks, 0) << launch.kernel;
+        EXPECT_GT(launch.shape.threads, 0) << launch.kernel;
+        barriers += std::string(launch.kernel) == "peer_barrier" ? 1 : 0;
+        of_tokens += std::string(launch.kernel) == "combine" ? launch.shape.blocks : 0;
+      }
+      EXPECT_EQ(barriers, ranks == 1 ? 0 : 2);
+      EXPECT_EQ(of_tokens, tokens);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distmoe::cuda
