@@ -1,11 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "plan/slot_ledger.hpp"
 
-#include <algorithm>
-
 #include "core/check.hpp"
 
 namespace distmoe {
+namespace {
+
+/// Where `serial` is in a stack of live forwards; its size where it is not. Serials grow to the
+/// top, where that of a backward is: the search starts there.
+std::size_t position_of(const std::vector<std::uint64_t>& live, std::uint64_t serial) {
+  std::size_t end = live.size();
+  while (end > 0 && live[end - 1] > serial) --end;
+  return end > 0 && live[end - 1] == serial ? end - 1 : live.size();
+}
+
+}  // namespace
 
 SlotLedger::SlotLedger(std::int64_t num_slots, std::int64_t max_layers)
     : max_layers_(max_layers), slots_(static_cast<std::size_t>(num_slots)) {
@@ -71,11 +80,11 @@ void SlotLedger::check_backward(const SlotTicket& ticket) const {
                 " is from before a reset(); its activations are gone");
   check_usable(ticket.slot);
   const auto& live = slots_[static_cast<std::size_t>(ticket.slot)].live_serials;
-  const auto position = std::ranges::find(live, ticket.serial);
-  DISTMOE_CHECK(position != live.end(), kInvalidArgument, "the forward of layer ", ticket.layer,
+  const std::size_t position = position_of(live, ticket.serial);
+  DISTMOE_CHECK(position != live.size(), kInvalidArgument, "the forward of layer ", ticket.layer,
                 " in activation slot ", ticket.slot, " had its backward already");
-  DISTMOE_CHECK(position + 1 == live.end(), kInvalidArgument, "the forward of layer ", ticket.layer,
-                " in activation slot ", ticket.slot, " is not the last one: layer ",
+  DISTMOE_CHECK(position + 1 == live.size(), kInvalidArgument, "the forward of layer ",
+                ticket.layer, " in activation slot ", ticket.slot, " is not the last one: layer ",
                 live.size() - 1, " waits for its backward first (a slot is a stack)");
 }
 
@@ -87,7 +96,7 @@ void SlotLedger::pop(const SlotTicket& ticket) {
 bool SlotLedger::is_live(const SlotTicket& ticket) const noexcept {
   if (ticket.epoch != epoch_ || ticket.slot >= std::ssize(slots_)) return false;
   const auto& live = slots_[static_cast<std::size_t>(ticket.slot)].live_serials;
-  return std::ranges::find(live, ticket.serial) != live.end();
+  return position_of(live, ticket.serial) != live.size();
 }
 
 void SlotLedger::abandon(const SlotTicket& ticket) noexcept {

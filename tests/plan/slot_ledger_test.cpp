@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <vector>
+
 #include "plan/plan_testing.hpp"
 #include "plan/rank_slots.hpp"
 
@@ -121,6 +124,17 @@ TEST(SlotLedger, InferenceSelectsNothingAndSavesNothing) {
   EXPECT_NO_THROW(ledger.select(7, 99));
   expect_error(
       kInvalid, [&] { ledger.push(); }, "no activation slots");
+}
+
+TEST(SlotLedger, ABackwardTakesTheSameTimeHoweverDeepItsSlot) {
+  constexpr std::int64_t kLayers = 1 << 19;
+  SlotLedger ledger(1, kLayers);
+  std::vector<SlotTicket> tickets;
+  for (std::int64_t i = 0; i < kLayers; ++i) tickets.push_back(ledger.push());
+  const auto start = std::chrono::steady_clock::now();
+  for (; !tickets.empty(); tickets.pop_back()) ledger.pop(tickets.back());
+  // Milliseconds; from the bottom 2^37 comparisons.
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 TEST(RankSlots, ErrorsLeaveTheBytesAsTheyWere) {
