@@ -58,13 +58,16 @@ struct SlotAssignment {
 /// Assigns activation slots to the finalized schedule of one pipeline rank, in execution order:
 /// each group takes the lowest free slot at its first forward and frees it after its last backward,
 /// so that the number of slots is the peak liveness. The two numbers of the result belong into
-/// Config.
+/// Config, unless no stage has MoE layers: then both are 0, which Config refuses, and the rank
+/// needs no context.
 ///
-/// Throws invalid_argument, naming the action and its position, for a stage that is not in
-/// `stages`, a microbatch outside [0, num_microbatches), an action that comes twice, before the one
-/// it needs or in both forms of a backward, and for a stage and microbatch without forward or
-/// backward. With kMicrobatch also for a backward that a slot, which is a stack, cannot serve: one
-/// that ends before that of a later forward of its microbatch; kAuto then takes kStageMicrobatch.
+/// Throws invalid_argument for a `grouping` that is none of its enumeration and where slots times
+/// layers leave 64 bits in either grouping of kAuto; and, naming the action and its position, for a
+/// stage that is not in `stages`, a microbatch outside [0, num_microbatches), an action that comes
+/// twice, before the one it needs or in both forms of a backward, and for a stage and microbatch
+/// without forward or backward. With kMicrobatch also for a backward that a slot, which is a stack,
+/// cannot serve: one that ends before that of a later forward of its microbatch; kAuto then takes
+/// kStageMicrobatch.
 DISTMOE_EXPORT SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
                                                       std::span<const PipelineStage> stages,
                                                       std::int64_t num_microbatches,

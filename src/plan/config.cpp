@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe {
 namespace {
@@ -72,6 +73,17 @@ void validate_factors(const Config& config) {
   check_positive("swiglu_limit", config.swiglu_limit);
 }
 
+void validate_choices(const Config& config) {
+  check_choice("precision", config.precision);
+  check_choice("pipeline", config.pipeline);
+  check_choice("activation_policy", config.activation_policy);
+  check_choice("combine", config.combine);
+  check_choice("activation", config.activation);
+  check_choice("wgrad_dtype", config.wgrad_dtype);
+  check_choice("gate_up_layout", config.gate_up_layout);
+  check_choice("kernel_choice", config.kernel_choice);
+}
+
 void check_multiple(const char* precision, const char* name, std::int64_t value,
                     std::int64_t block) {
   DISTMOE_CHECK(value % block == 0, kInvalidArgument, name, " is ", value, "; precision ",
@@ -110,6 +122,7 @@ void validate(const Config& config) {
   validate_slots(config);
   validate_factors(config);
   if (config.num_sms) check_size("num_sms", *config.num_sms, kMaxIndex);
+  validate_choices(config);
   validate_precision(config);
   DISTMOE_CHECK(!config.timeout || config.timeout->count() > 0, kInvalidArgument, "timeout is ",
                 config.timeout->count(), " ms; it must be more than 0");

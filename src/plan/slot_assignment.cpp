@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/checked_math.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe {
 namespace {
@@ -211,9 +212,25 @@ class Colouring {
   std::set<std::int64_t> free_;
 };
 
-std::int64_t layer_capacity(const SlotAssignment& assignment) {
-  return checked_mul(assignment.num_activation_slots,
-                     assignment.max_moe_layers_per_activation_slot);
+/// Slots times layers; none beyond 64 bits.
+std::optional<std::int64_t> layer_capacity(const SlotAssignment& assignment) {
+  std::int64_t layers = 0;
+  const bool is_beyond = __builtin_mul_overflow(
+      assignment.num_activation_slots, assignment.max_moe_layers_per_activation_slot, &layers);
+  return is_beyond ? std::nullopt : std::optional(layers);
+}
+
+/// Of the groupings of one schedule the one that takes less. None fits where neither does.
+SlotAssignment smaller(SlotAssignment by_microbatch, SlotAssignment by_stage) {
+  const auto microbatch = layer_capacity(by_microbatch);
+  const auto stage = layer_capacity(by_stage);
+  DISTMOE_CHECK(microbatch || stage, kInvalidArgument,
+                "slots x layers do not fit in 64 bits: ", by_microbatch.num_activation_slots, " x ",
+                by_microbatch.max_moe_layers_per_activation_slot, " by microbatch, ",
+                by_stage.num_activation_slots, " x ", by_stage.max_moe_layers_per_activation_slot,
+                " by stage and microbatch");
+  const bool takes_microbatch = microbatch && (!stage || *microbatch <= *stage);
+  return takes_microbatch ? std::move(by_microbatch) : std::move(by_stage);
 }
 
 }  // namespace
@@ -229,6 +246,7 @@ const SlotUse& SlotAssignment::use_of(std::int64_t stage, std::int64_t microbatc
 SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
                                        std::span<const PipelineStage> stages,
                                        std::int64_t num_microbatches, SlotGrouping grouping) {
+  check_choice("grouping", grouping);
   const LayersOfStage layers = layers_of(stages);
   ScheduleCheck(layers, num_microbatches).run(actions);
   std::size_t offending = 0;
@@ -244,9 +262,7 @@ SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
   }
   SlotAssignment by_stage =
       *Colouring(layers, SlotGrouping::kStageMicrobatch).run(actions, offending);
-  if (by_microbatch && layer_capacity(*by_microbatch) <= layer_capacity(by_stage)) {
-    return *std::move(by_microbatch);
-  }
+  if (by_microbatch) return smaller(*std::move(by_microbatch), std::move(by_stage));
   return by_stage;
 }
 

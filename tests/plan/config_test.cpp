@@ -174,5 +174,29 @@ TEST(ConfigRules, PipelineHasNoEffectOnBF16) {
   expect_legal([](Config& c) { c.pipeline = Pipeline::kMega; });
 }
 
+TEST(ConfigRules, ChoicesAreOfTheirEnumeration) {
+  expect_refused([](Config& c) { c.precision = Precision(7); }, "precision is 7",
+                 "bf16, mxfp8, nvfp4, mxfp4");
+  expect_refused([](Config& c) { c.precision = Precision(-1); }, "precision is -1");
+  expect_refused([](Config& c) { c.pipeline = Pipeline(7); }, "pipeline is 7", "staged, mega");
+  expect_refused([](Config& c) { c.activation_policy = ActivationPolicy(7); },
+                 "activation_policy is 7", "full, lean");
+  expect_refused([](Config& c) { c.combine = Combine(7); }, "combine is 7", "per_route, per_rank");
+  expect_refused([](Config& c) { c.activation = Activation(7); }, "activation is 7",
+                 "swiglu, swiglu_clamped");
+  expect_refused([](Config& c) { c.wgrad_dtype = WgradDType(7); }, "wgrad_dtype is 7",
+                 "none, bf16, fp32");
+  expect_refused([](Config& c) { c.gate_up_layout = GateUpLayout(7); }, "gate_up_layout is 7",
+                 "concatenated, interleaved");
+  expect_refused([](Config& c) { c.kernel_choice = KernelChoice(7); }, "kernel_choice is 7",
+                 "tuned, fixed");
+}
+
+TEST(ConfigRules, AnUnknownChoiceIsReportedBeforeTheRulesThatUseIt) {
+  expect_refused(
+      [](Config& c) { c.precision = Precision::kNVFP4, c.activation_policy = ActivationPolicy(7); },
+      "activation_policy is 7");
+}
+
 }  // namespace
 }  // namespace distmoe

@@ -203,6 +203,44 @@ TEST(SlotAssignment, RefusesBrokenStagesAndMicrobatches) {
   refused({{4, 1}}, 0, "num_microbatches is 0");
 }
 
+TEST(SlotAssignment, AutoTakesTheGroupingThatFitsInSixtyFourBits) {
+  constexpr std::int64_t kHalf = std::int64_t{1} << 62;
+  const Actions nested = {{F, 0, 0}, {F, 1, 0}, {B, 1, 0}, {B, 0, 0}};
+  // 1 slot of 2^62 + 1 layers against 2 of 2^62.
+  const SlotAssignment deep = assign_activation_slots(nested, Stages{{0, 1}, {1, kHalf}}, 1);
+  EXPECT_EQ(deep.grouping, SlotGrouping::kMicrobatch);
+  EXPECT_EQ(deep.max_moe_layers_per_activation_slot, kHalf + 1);
+  // 2 slots of 2^62 layers against 2 of 2^61.
+  const Actions overlapping = {{F, 0, 0}, {F, 1, 0}, {B, 1, 0}, {F, 0, 1},
+                               {B, 0, 0}, {F, 1, 1}, {B, 1, 1}, {B, 0, 1}};
+  const SlotAssignment flat =
+      assign_activation_slots(overlapping, Stages{{0, kHalf / 2}, {1, kHalf / 2}}, 2);
+  EXPECT_EQ(flat.grouping, SlotGrouping::kStageMicrobatch);
+  EXPECT_EQ(flat.num_activation_slots, 2);
+  expect_error(
+      ErrorCode::kInvalidArgument,
+      [&] {
+        assign_activation_slots(overlapping, Stages{{0, kHalf}, {1, 1}}, 2);
+      },
+      "64 bits", "by microbatch");
+}
+
+TEST(SlotAssignment, WithoutMoeLayersThereIsNoSlot) {
+  const SlotAssignment a =
+      assign_activation_slots(Actions{{F, 0, 0}, {B, 0, 0}}, Stages{{0, 0}}, 1);
+  EXPECT_EQ(a.num_activation_slots, 0);
+  EXPECT_EQ(a.max_moe_layers_per_activation_slot, 0);
+}
+
+TEST(SlotAssignment, RefusesAnUnknownGrouping) {
+  expect_error(
+      ErrorCode::kInvalidArgument,
+      [] {
+        assign_activation_slots(Actions{{F, 0, 0}, {B, 0, 0}}, Stages{{0, 1}}, 1, SlotGrouping(7));
+      },
+      "grouping is 7", "auto, microbatch, stage_microbatch");
+}
+
 TEST(SlotAssignment, RandomSchedulesRunOnTheirSlots) {
   std::mt19937 random(5);
   const auto pick = [&](int least, int most) {
