@@ -43,10 +43,20 @@ struct Region {
 
 using Regions = std::array<Region, 7>;
 
+const char* control_limit(const MemoryPlan& plan) {
+  const bool has_slots = plan.num_slots > 0;
+  if (plan.target.backend == BackendKind::kCuda) {
+    return has_slots ? "grows with ranks, experts, tokens, slots x layers"
+                     : "grows with ranks, experts, tokens";
+  }
+  return has_slots ? "grows with ranks, slots x layers" : "fixed by the ranks";
+}
+
 Regions regions_of(const MemoryPlan& plan) {
   const char* slot_limit = plan.num_slots > 0 ? "soft: what does not fit is recomputed"
                                               : "none: an inference context saves nothing";
-  const bool has_host = plan.host_scratch_bytes > 0;
+  const bool has_host = plan.total_scratch_rows > plan.device_scratch_rows;
+  const bool is_cuda = plan.target.backend == BackendKind::kCuda;
   constexpr const char* kHard = "hard: more rows are capacity_exceeded";
   return {{
       {"activation slots", "#0072B2", "#ffffff", slot_limit, plan.total_activation_bytes},
@@ -57,8 +67,9 @@ Regions regions_of(const MemoryPlan& plan) {
       {"communication", "#009E73", "#ffffff", "covers every call of the plan",
        plan.communication_bytes},
       {"metadata", "#CC79A7", "#1b1f24", "covers every call of the plan", plan.metadata_bytes},
-      {"workspace", "#56B4E9", "#1b1f24", "bounded tiles", plan.workspace_bytes},
-      {"control", "#7f7f7f", "#ffffff", "fixed by the ranks", plan.control_bytes},
+      {"workspace", "#56B4E9", "#1b1f24", is_cuda ? "counts of one call" : "bounded tiles",
+       plan.workspace_bytes},
+      {"control", "#7f7f7f", "#ffffff", control_limit(plan), plan.control_bytes},
   }};
 }
 
@@ -101,8 +112,9 @@ void draw_head(SvgWriter& svg, const PlanDrawing& drawing, const MemoryPlan& pla
            concat("Memory of one rank", drawing.title.empty() ? "" : ": ", drawing.title),
            {.size = 23.0, .bold = true});
   svg.text({kLeft, 68},
-           concat(option_name(c.precision), c.inference ? " inference" : " training", ", P=",
-                  drawing.ep_size, ", T=", c.max_tokens, ", K=", c.top_k, ", D=", c.hidden_dim,
+           concat(option_name(plan.target.backend), ", ", option_name(c.precision),
+                  c.inference ? " inference" : " training", ", P=", drawing.ep_size,
+                  ", T=", c.max_tokens, ", K=", c.top_k, ", D=", c.hidden_dim,
                   ", F=", c.intermediate_dim, ", E=", c.num_experts, "; device factor ",
                   plan.device_scratch_factor, ", total factor ", plan.total_scratch_factor),
            {.size = 14.0, .fill = kMuted});

@@ -82,8 +82,21 @@ void add_capacity(CLI::App& app, PlanOptions& options) {
       [&](const std::string& text) {
         config.pipeline = static_cast<Pipeline>(parse_name("--pipeline", text, {"staged", "mega"}));
       });
+  add(app, "--combine", "per_route|per_rank", "What travels back of a token [per_route]",
+      [&](const std::string& text) {
+        config.combine =
+            static_cast<Combine>(parse_name("--combine", text, {"per_route", "per_rank"}));
+      });
   app.add_flag("--inference", config.inference, "Scratch only: nothing is saved");
-  add_count(app, "--threads", "Worker threads of a rank, each with its own workspace [1]",
+}
+
+void add_target(CLI::App& app, PlanOptions& options) {
+  add(app, "--backend", "cpu|cuda", "What the context runs on [cpu]", [&](const std::string& text) {
+    options.target.backend =
+        static_cast<BackendKind>(parse_name("--backend", text, {"cpu", "cuda"}));
+  });
+  add_count(app, "--threads",
+            "Worker threads of a rank, each with its own workspace; of no effect for cuda [1]",
             kMaxCount,
             [&](std::int64_t value) { options.target.num_threads = static_cast<int>(value); });
 }
@@ -95,6 +108,7 @@ void add_plan_options(CLI::App& app, PlanOptions& options) {
   add_shape(app, options);
   add_slots(app, options);
   add_capacity(app, options);
+  add_target(app, options);
   add(app, "--budget", "BYTES", "Say whether the plan fits, and what would (80GiB, 64GB, ...)",
       [&](const std::string& text) { options.budget_bytes = parse_bytes("--budget", text); });
   add(app, "--svg", "FILE", "Draw the regions to scale, and bytes against tokens",

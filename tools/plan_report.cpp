@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "plan/option_names.hpp"
+
 namespace distmoe::tools {
 namespace {
 
@@ -26,6 +28,7 @@ Json value_or_null(const std::optional<Value>& value) {
 
 std::string json_of(const MemoryPlan& plan, const std::optional<BudgetReport>& budget) {
   Json object = {
+      {"backend", option_name(plan.target.backend)},
       {"balanced_rows", plan.balanced_rows},
       {"device_scratch_rows", plan.device_scratch_rows},
       {"total_scratch_rows", plan.total_scratch_rows},

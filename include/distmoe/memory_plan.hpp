@@ -16,7 +16,9 @@ enum class BackendKind { kCpu, kCuda };
 /// What a plan depends on besides the configuration and the number of ranks.
 struct PlanTarget {
   BackendKind backend = BackendKind::kCpu;
-  int num_threads = 1;  ///< worker threads of one rank (CPU): each has its own workspace
+  /// Worker threads of one rank on the CPU: each has its own workspace. CUDA plans do not depend on
+  /// it.
+  int num_threads = 1;
   bool operator==(const PlanTarget&) const = default;
 };
 
@@ -30,6 +32,7 @@ struct PlanBuffer {
 /// What one rank allocates, exactly. All sizes in bytes unless they say rows. The arithmetic is in
 /// docs/memory-plan.md.
 struct MemoryPlan {
+  PlanTarget target;                     ///< what it was made for; CUDA with num_threads 1
   std::int64_t balanced_rows = 0;        ///< T*K
   std::int64_t device_scratch_rows = 0;  ///< rows that fit in device scratch, padding included
   std::int64_t total_scratch_rows = 0;   ///< the same with host scratch
@@ -69,8 +72,8 @@ struct RegionPeaks {
 };
 
 /// Sizes everything that a context of `config` on one of `ep_size` ranks allocates. Pure: allocates
-/// no buffer, asks no device. Throws invalid_argument as `validate` does, for ep_size < 1 and for
-/// sizes beyond 64 bits.
+/// no buffer, asks no device. Throws invalid_argument as `validate` does, for ep_size < 1, an
+/// unknown backend and sizes beyond 64 bits.
 DISTMOE_EXPORT MemoryPlan plan_memory(const Config& config, int ep_size,
                                       const PlanTarget& target = {});
 
@@ -87,9 +90,11 @@ struct BudgetReport {
   std::int64_t needed_bytes = 0;  ///< allocated_bytes; for CUDA without host scratch
   std::optional<std::int64_t> largest_max_tokens;
   std::optional<std::int64_t> largest_num_slots;  ///< none for inference
-  /// Of the device scratch; of all scratch where the budget counts host scratch too (CPU with
-  /// host_scratch). At most the number of ranks: a larger factor plans no more rows.
+  /// Of the device scratch; of all scratch where `factor_is_total`. At most the number of ranks: a
+  /// larger factor plans no more rows. None where no factor that plans a row fits, unless the plan,
+  /// whose factor plans none, does.
   std::optional<double> largest_scratch_factor;
+  bool factor_is_total = false;  ///< the budget counts host scratch too (CPU with host_scratch)
 };
 
 /// Throws as plan_memory does, and invalid_argument for a negative budget. A plan that does not fit

@@ -43,12 +43,21 @@ class BudgetSearch {
     const std::int64_t most = capacity_rows(config_, ep_size_, ep_size_);
     const auto found = largest(
         most, [this](Config& config, std::int64_t rows) { set_factor(config, factor_of(rows)); });
-    if (!found) return std::nullopt;
+    if (!found) return factor_without_rows();
     return *found == most ? static_cast<double>(ep_size_) : factor_of(*found);
   }
 
+  bool factor_is_total() const { return config_.host_scratch && counts_host_scratch(); }
+
  private:
   using Setter = std::function<void(Config&, std::int64_t)>;
+
+  /// A factor may plan no row: one that does is no suggestion, but of a plan that fits it is right.
+  std::optional<double> factor_without_rows() const {
+    const MemoryPlan plan = plan_memory(config_, ep_size_, target_);
+    if (needed(plan) > budget_) return std::nullopt;
+    return factor_is_total() ? plan.total_scratch_factor : plan.device_scratch_factor;
+  }
 
   bool counts_host_scratch() const { return target_.backend == BackendKind::kCpu; }
 
@@ -132,6 +141,7 @@ BudgetReport check_budget(const Config& config, int ep_size, std::int64_t budget
   report.largest_max_tokens = search.largest_max_tokens();
   report.largest_num_slots = search.largest_num_slots();
   report.largest_scratch_factor = search.largest_scratch_factor();
+  report.factor_is_total = search.factor_is_total();
   return report;
 }
 

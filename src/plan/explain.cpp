@@ -2,6 +2,7 @@
 //
 // The memory plan in words, read top to bottom: what it is for, each region, totals, warnings.
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "distmoe/memory_plan.hpp"
@@ -17,8 +18,8 @@ constexpr const char* kIndent = "    ";
 std::string bytes_text(std::int64_t bytes) { return exact_and_human_bytes(bytes); }
 
 void write_head(std::ostream& text, const Config& config, const MemoryPlan& plan) {
-  text << "memory plan of one rank: " << option_name(config.precision)
-       << (config.inference ? " inference" : " training");
+  text << "memory plan of one rank: " << option_name(plan.target.backend) << ", "
+       << option_name(config.precision) << (config.inference ? " inference" : " training");
   if (!config.inference) {
     text << ", " << option_name(config.activation_policy) << " activation policy";
   }
@@ -75,19 +76,41 @@ void write_scratch(std::ostream& text, const Config& config, const MemoryPlan& p
        << grouped(plan.device_scratch_rows) << padded << ", factor " << plan.device_scratch_factor
        << "\n"
        << kIndent;
-  if (plan.host_scratch_bytes > 0) {
+  // NOTE: rows decide, not bytes: scratch of more rows may round to no more bytes.
+  const bool has_more_rows = plan.total_scratch_rows > plan.device_scratch_rows;
+  if (!has_more_rows) {
+    text << exceeded;
+  } else if (plan.host_scratch_bytes > 0) {
     text << "soft limit: more rows use host overflow scratch, slower, with the same bits\n";
   } else {
-    text << exceeded;
+    text << "soft limit: more rows fit in what rounding leaves of it\n";
   }
   text << "host overflow scratch: " << bytes_text(plan.host_scratch_bytes);
-  if (plan.host_scratch_bytes > 0) {
+  if (has_more_rows) {
     text << " for " << grouped(plan.total_scratch_rows) << padded << " with device scratch, factor "
          << plan.total_scratch_factor << "\n"
          << kIndent << exceeded;
   } else {
     text << "\n" << kIndent << "none: device scratch is the whole capacity\n";
   }
+}
+
+const char* control_limit(const Config& config, const MemoryPlan& plan) {
+  if (plan.target.backend == BackendKind::kCuda) {
+    return config.inference
+               ? "grows with the ranks, the experts of a rank and max_tokens"
+               : "grows with the ranks, the experts of a rank and max_tokens, and with "
+                 "slots x layers: records of what each slot keeps";
+  }
+  return config.inference
+             ? "fixed by the number of ranks"
+             : "grows with the ranks, and with slots x layers: records of what each slot keeps";
+}
+
+const char* workspace_limit(const MemoryPlan& plan) {
+  return plan.target.backend == BackendKind::kCuda
+             ? "counts of the routing of one call"
+             : "bounded tiles of the matrix library and of format conversions";
 }
 
 void write_buffers(std::ostream& text, const char* title, std::int64_t bytes,
@@ -103,8 +126,26 @@ void write_totals(std::ostream& text, const MemoryPlan& plan) {
        << "total virtual (and host overflow scratch): " << bytes_text(plan.total_virtual_bytes)
        << "\n"
        << "allocated (all of the above): " << bytes_text(plan.allocated_bytes) << "\n"
-       << kIndent
-       << "the sizes hold for every backend; one that needs less leaves the rest unused\n";
+       << kIndent << "the sizes are those of backend " << option_name(plan.target.backend)
+       << "; communication, metadata, control and workspace differ between backends\n";
+}
+
+/// Rows of the whole capacity, padding left out.
+double planned_rows(const MemoryPlan& plan) {
+  return std::floor(static_cast<double>(plan.balanced_rows) * plan.total_scratch_factor + 0.5);
+}
+
+void write_row_warnings(std::ostream& text, const MemoryPlan& plan) {
+  const double rows = planned_rows(plan);
+  if (rows == 0.0) {
+    text << "warning: the scratch factor " << plan.total_scratch_factor
+         << " plans 0 rows: any call in which a rank receives a row is capacity_exceeded\n";
+  } else if (rows < static_cast<double>(plan.balanced_rows)) {
+    text << "warning: the scratch factor " << plan.total_scratch_factor << " plans "
+         << grouped(static_cast<std::int64_t>(rows)) << " rows, fewer than the "
+         << grouped(plan.balanced_rows)
+         << " of balanced routing: a full call at balanced routing is capacity_exceeded\n";
+  }
 }
 
 void write_warnings(std::ostream& text, const Config& config, const MemoryPlan& plan) {
@@ -124,6 +165,7 @@ void write_warnings(std::ostream& text, const Config& config, const MemoryPlan& 
               "covers its rows\n";
     }
   }
+  write_row_warnings(text, plan);
   if (plan.slot_bytes > plan.max_useful_slot_bytes) {
     text << "warning: the selected slot of " << bytes_text(plan.slot_bytes)
          << " is above the maximum useful " << bytes_text(plan.max_useful_slot_bytes)
@@ -153,9 +195,9 @@ std::string explain(const Config& config, const MemoryPlan& plan) {
                 config.inference ? "routing of one call"
                                  : "routing of one forward-only call and of every saved call");
   write_buffers(text, "control", plan.control_bytes, plan.control_buffers,
-                "fixed by the number of ranks");
+                control_limit(config, plan));
   write_buffers(text, "workspace", plan.workspace_bytes, plan.workspace_buffers,
-                "bounded tiles of the matrix library and of format conversions");
+                workspace_limit(plan));
   write_totals(text, plan);
   write_warnings(text, config, plan);
   return text.str();
@@ -183,7 +225,10 @@ std::string explain(const BudgetReport& report) {
   } else {
     factor << "none";
   }
-  write_suggestion(text, "scratch capacity factor", factor.str());
+  write_suggestion(
+      text,
+      report.factor_is_total ? "total scratch capacity factor" : "device scratch capacity factor",
+      factor.str());
   return text.str();
 }
 

@@ -12,6 +12,7 @@
 #include "plan/capacity_rows.hpp"
 #include "plan/expert_partition.hpp"
 #include "plan/layer_bytes.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe {
 namespace {
@@ -113,9 +114,12 @@ std::int64_t padded_capacity_rows(const Config& config, int ep_size, double fact
 MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& target) {
   validate(config);
   DISTMOE_CHECK(ep_size >= 1, kInvalidArgument, "ep_size is ", ep_size, "; legal is 1 or more");
+  check_choice("backend", target.backend);
   DISTMOE_CHECK(target.num_threads >= 1, kInvalidArgument, "num_threads is ", target.num_threads,
                 "; legal is 1 or more");
   MemoryPlan plan;
+  plan.target = target;
+  if (target.backend == BackendKind::kCuda) plan.target.num_threads = 1;  // of no effect
   const LayerBytes<CheckedMath> layer{layer_dims(config)};
   plan_factors(config, ep_size, plan);
   plan.balanced_rows = checked_mul(config.max_tokens, config.top_k);

@@ -118,5 +118,32 @@ TEST(Budget, RefusesANegativeBudgetAndABrokenConfig) {
       ErrorCode::kInvalidArgument, [] { check_budget(Config{}, 4, 5); }, "max_tokens is 0");
 }
 
+TEST(Budget, AFactorWithoutRowsIsSuggestedForAPlanThatHasItAndFits) {
+  Config config = small_config();
+  config.device_scratch_capacity_factor = 1e-9;
+  const MemoryPlan plan = plan_memory(config, 4);
+  ASSERT_EQ(plan.total_scratch_rows, 0);
+  const BudgetReport report = check_budget(config, 4, plan.allocated_bytes);
+  EXPECT_TRUE(report.fits);
+  EXPECT_EQ(report.largest_scratch_factor, 1e-9);
+  EXPECT_FALSE(check_budget(config, 4, plan.allocated_bytes - 1).largest_scratch_factor);
+  config.host_scratch = HostScratch{2e-9, true};
+  EXPECT_EQ(check_budget(config, 4, plan.allocated_bytes).largest_scratch_factor, 2e-9);
+}
+
+TEST(Budget, TextSaysWhichScratchFactorItSuggests) {
+  const std::int64_t much = std::int64_t{1} << 40;
+  const auto text_for = [&](const Config& config, BackendKind backend) {
+    return explain(check_budget(config, 4, much, {backend, 1}));
+  };
+  Config config = small_config();
+  constexpr const char* kDevice = "largest device scratch capacity factor that fits";
+  EXPECT_NE(text_for(config, BackendKind::kCpu).find(kDevice), std::string::npos);
+  config.host_scratch = HostScratch{};
+  EXPECT_NE(text_for(config, BackendKind::kCuda).find(kDevice), std::string::npos);
+  EXPECT_NE(text_for(config, BackendKind::kCpu).find("largest total scratch capacity factor"),
+            std::string::npos);
+}
+
 }  // namespace
 }  // namespace distmoe

@@ -123,5 +123,65 @@ TEST(Explain, ShowsTheFormOfTheCombine) {  // reports: A104
   expect_has(text_of(config, 2), "bf16 training, full activation policy, combine per_route");
 }
 
+TEST(Explain, NamesTheBackendOfThePlan) {
+  const Config config = small_config();
+  expect_has(text_of(config, 2), "memory plan of one rank: cpu, bf16 training");
+  const std::string cuda = explain(config, plan_memory(config, 2, {BackendKind::kCuda, 1}));
+  expect_has(cuda, "memory plan of one rank: cuda, bf16 training");
+  expect_has(cuda, "combine window");
+  expect_lacks(cuda, "matrix library");
+}
+
+TEST(Explain, WarnsWhereBalancedRoutingExceedsTheCapacity) {
+  Config config = small_config();  // 192 rows at balanced routing
+  config.device_scratch_capacity_factor = 0.5;
+  expect_has(text_of(config, 4),
+             "warning: the scratch factor 0.5 plans 96 rows, fewer than the 192");
+  expect_has(text_of(config, 4), "at balanced routing is capacity_exceeded");
+  config.host_scratch = HostScratch{1.0, true};
+  expect_lacks(text_of(config, 4), "fewer than");
+  config.host_scratch.reset();
+  config.precision = Precision::kMXFP8;  // padding of experts is no room for more rows
+  expect_has(text_of(config, 4), "fewer than the 192");
+}
+
+TEST(Explain, WarnsWhereAFactorPlansNoRow) {
+  Config config = small_config();
+  config.device_scratch_capacity_factor = 1e-9;
+  expect_has(text_of(config, 4), "warning: the scratch factor 1e-09 plans 0 rows");
+  expect_lacks(text_of(config, 4), "fewer than");
+  config.device_scratch_capacity_factor = 0.5 / 192;
+  expect_has(text_of(config, 4), "plans 1 rows, fewer than the 192");
+}
+
+TEST(Explain, TakesTheLimitFromRowsWhereBytesOfHostScratchRoundToNone) {
+  Config config = small_config();
+  config.max_tokens = 160;
+  config.hidden_dim = config.intermediate_dim = config.top_k = 1;
+  config.num_experts = 4;
+  config.device_scratch_capacity_factor = 1.0;
+  config.host_scratch = HostScratch{1.2, true};
+  const MemoryPlan plan = plan_memory(config, 4);
+  ASSERT_EQ(plan.host_scratch_bytes, 0);
+  ASSERT_EQ(plan.device_scratch_rows, 160);
+  ASSERT_EQ(plan.total_scratch_rows, 192);
+  const std::string text = explain(config, plan);
+  expect_has(text, "for 160 rows, factor 1\n    soft limit: more rows fit in what rounding leaves");
+  expect_has(text,
+             "host overflow scratch: 0 B for 192 rows with device scratch, factor 1.2\n"
+             "    hard limit: more rows");
+  expect_lacks(text, "device scratch is the whole capacity");
+}
+
+TEST(Explain, SaysWhatControlMemoryGrowsWith) {
+  Config config = small_config();
+  expect_has(text_of(config, 2), "grows with the ranks, and with slots x layers");
+  expect_lacks(text_of(config, 2), "fixed by the number of ranks");
+  config.inference = true;
+  expect_has(text_of(config, 2), "fixed by the number of ranks");
+  const std::string cuda = explain(config, plan_memory(config, 2, {BackendKind::kCuda, 1}));
+  expect_has(cuda, "grows with the ranks, the experts of a rank and max_tokens\n");
+}
+
 }  // namespace
 }  // namespace distmoe

@@ -287,5 +287,22 @@ TEST(MemoryPlan, PlansCompareByValue) {
   EXPECT_NE(plan, plan_memory(large_config(), 15));
 }
 
+TEST(MemoryPlan, SaysWhatItWasMadeFor) {
+  const PlanTarget cpu{BackendKind::kCpu, 3};
+  EXPECT_EQ(plan_memory(small_config(), 2, cpu).target, cpu);
+  const MemoryPlan cuda = plan_memory(small_config(), 2, {BackendKind::kCuda, 1});
+  EXPECT_EQ(cuda.target.backend, BackendKind::kCuda);
+  EXPECT_EQ(cuda, plan_memory(small_config(), 2, {BackendKind::kCuda, 9}));
+  MemoryPlan other = cuda;
+  other.target.backend = BackendKind::kCpu;
+  EXPECT_NE(cuda, other);
+  expect_error(
+      ErrorCode::kInvalidArgument,
+      [] {
+        plan_memory(small_config(), 2, {static_cast<BackendKind>(7), 1});
+      },
+      "backend is 7", "cpu, cuda");
+}
+
 }  // namespace
 }  // namespace distmoe

@@ -162,5 +162,18 @@ TEST_F(PlanCommand, RefusesWhatTheLibraryRefuses) {
   EXPECT_TRUE(huge.output.empty());
 }
 
+TEST_F(PlanCommand, SizesTheBackendThatItIsAskedForAndSaysWhich) {
+  const CommandResult cpu = plan(check_value_and({"--json"}));
+  const CommandResult cuda = plan(check_value_and({"--json", "--backend", "cuda"}));
+  EXPECT_EQ(cuda.exit_code, 0) << cuda.error;
+  EXPECT_EQ(cpu.output.rfind("{\n  \"backend\": \"cpu\",", 0), 0u) << cpu.output;
+  EXPECT_EQ(cuda.output.rfind("{\n  \"backend\": \"cuda\",", 0), 0u) << cuda.output;
+  EXPECT_EQ(cuda.json()["communication_buffers"][0]["name"], "dispatch window");
+  EXPECT_NE(cuda.json()["allocated_bytes"], cpu.json()["allocated_bytes"]);
+  const CommandResult text = plan(check_value_and({"--backend", "cuda", "--combine", "per_rank"}));
+  EXPECT_NE(text.output.find("memory plan of one rank: cuda, "), std::string::npos);
+  EXPECT_NE(text.output.find("combine per_rank"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace distmoe::tools

@@ -100,5 +100,20 @@ TEST(PlanDrawing, DrawsTheSmallestAndTheFixedSlot) {
             std::string::npos);
 }
 
+TEST(PlanDrawing, NamesTheBackendAndWhatControlGrowsWith) {
+  PlanDrawing drawing = drawing_of(small_config(), 4);
+  std::string svg = svg_of(drawing);
+  EXPECT_NE(svg.find(">cpu, bf16 training"), std::string::npos);
+  EXPECT_NE(svg.find(">grows with ranks, slots x layers<"), std::string::npos);
+  EXPECT_EQ(svg.find("fixed by the ranks"), std::string::npos);
+  drawing.target.backend = BackendKind::kCuda;
+  svg = svg_of(drawing);
+  EXPECT_NE(svg.find(">cuda, bf16 training"), std::string::npos);
+  EXPECT_NE(svg.find(">grows with ranks, experts, tokens, slots x layers<"), std::string::npos);
+  drawing.target.backend = BackendKind::kCpu;
+  drawing.config.inference = true;
+  EXPECT_NE(svg_of(drawing).find(">fixed by the ranks<"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace distmoe::tools

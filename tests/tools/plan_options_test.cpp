@@ -150,5 +150,17 @@ TEST(PlanOptions, BytesTakeBinaryAndDecimalUnits) {
   }
 }
 
+TEST(PlanOptions, ReadsBackendAndCombine) {
+  PlanOptions options;
+  EXPECT_EQ(request_for(shape_and({}), options).config.combine, Combine::kPerRoute);
+  EXPECT_EQ(options.target.backend, BackendKind::kCpu);
+  const PlanRequest request =
+      request_for(shape_and({"--backend", "cuda", "--combine", "per_rank"}), options);
+  EXPECT_EQ(request.config.combine, Combine::kPerRank);
+  EXPECT_EQ(options.target.backend, BackendKind::kCuda);
+  expect_refused(shape_and({"--backend", "rocm"}), "--backend", "rocm", "cpu or cuda");
+  expect_refused(shape_and({"--combine", "per_token"}), "--combine", "per_route or per_rank");
+}
+
 }  // namespace
 }  // namespace distmoe::tools
