@@ -63,8 +63,8 @@ struct MemoryPlan {
   bool operator==(const MemoryPlan&) const = default;
 };
 
-/// What was used of a plan: the most bytes that calls of a context used of each region of its
-/// activation buffer, on this rank. Other buffers are used whole, whatever the routing.
+/// What calls of a context took of its activation buffer, at most, on this rank. Scratch counts as
+/// it is placed for the rows of a call, with the regions that a backward would use.
 struct RegionPeaks {
   std::vector<std::int64_t> slot_bytes;  ///< of every slot
   std::int64_t device_scratch_bytes = 0;
