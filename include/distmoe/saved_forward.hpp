@@ -23,6 +23,8 @@ class DISTMOE_EXPORT SavedForward {
   SavedForward(SavedForward&& other) noexcept;
   /// What was held before is destroyed.
   SavedForward& operator=(SavedForward&& other) noexcept;
+  SavedForward(const SavedForward&) = delete;
+  SavedForward& operator=(const SavedForward&) = delete;
   ~SavedForward();
 
   /// Whether the slot still keeps it: there was no backward yet, and the context was neither reset

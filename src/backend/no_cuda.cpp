@@ -25,7 +25,8 @@ DeviceBuffer::~DeviceBuffer() = default;
 void DeviceBuffer::upload(const void*, std::size_t) const {}
 void DeviceBuffer::download(void*, std::size_t) const {}
 
-DeviceGraph::DeviceGraph(int device, const std::function<void(void*)>&) : device_(device) {
+struct DeviceGraph::Recording {};
+DeviceGraph::DeviceGraph(int, const std::function<void(void*)>&) {
   throw_error(ErrorCode::kUnsupported, why_unavailable());
 }
 DeviceGraph::~DeviceGraph() = default;

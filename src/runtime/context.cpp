@@ -169,12 +169,14 @@ std::int64_t Context::num_local_experts() const {
 }
 
 CallStatistics Context::last_call() const { return impl().last_call(); }
+// NOLINTBEGIN(readability-make-member-function-const): they change what impl_ points to
 void Context::check() { impl().check(); }
 void Context::select_activation_slot(std::int64_t slot, std::int64_t num_moe_layers) {
   impl().select_slot(slot, num_moe_layers);
 }
 std::int64_t Context::selected_activation_slot() const { return impl().selected_slot(); }
 void Context::reset() { impl().reset(); }
+// NOLINTEND(readability-make-member-function-const)
 RegionPeaks Context::region_peaks() const { return impl().region_peaks(); }
 std::int64_t Context::allocated_bytes() const { return impl().allocated_bytes(); }
 void Context::close() {

@@ -9,6 +9,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <bit>
+
 #include "distmoe/context.hpp"
 #include "plan/plan_testing.hpp"
 
@@ -19,8 +21,7 @@ std::int64_t mapped_bytes = 0;
 extern "C" void* mmap(void* address, std::size_t length, int protection, int flags, int file,
                       off_t offset) noexcept {
   mapped_bytes += static_cast<std::int64_t>(length);
-  return reinterpret_cast<void*>(
-      syscall(SYS_mmap, address, length, protection, flags, file, offset));
+  return std::bit_cast<void*>(syscall(SYS_mmap, address, length, protection, flags, file, offset));
 }
 
 extern "C" int munmap(void* address, std::size_t length) noexcept {

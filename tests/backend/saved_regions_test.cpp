@@ -138,7 +138,7 @@ void SavedRegions::check_rank(const MoeProblem& problem, const MoeCase& moe_case
     }
     EXPECT_TRUE(starts_with(activations.at(begin), gathered_rows(problem, context)));
     const std::int64_t h3 =
-        begin + layer.dense(rows, kHidden) + layer.dense(rows, 2 * kIntermediate);
+        begin + LayerBytes<>::dense(rows, kHidden) + LayerBytes<>::dense(rows, 2 * kIntermediate);
     const auto expected = y_of(reinterpret_cast<const BF16*>(activations.at(h3)), problem,
                                std::int64_t{rank} * kTokens);
     EXPECT_EQ(conformance::first_difference(expected, call.y_rows(), kHidden), "");

@@ -86,47 +86,49 @@ void DeviceBuffer::download(void* destination, std::size_t bytes) const {
   if (bytes > 0) DISTMOE_CUDA_CHECK(cudaMemcpy(destination, data_, bytes, cudaMemcpyDeviceToHost));
 }
 
-namespace {
-
-cudaStream_t stream_of(void* stream) { return static_cast<cudaStream_t>(stream); }
-
-}  // namespace
-
-DeviceGraph::DeviceGraph(int device, const std::function<void(void*)>& record) : device_(device) {
-  const DeviceScope scope(device);
+struct DeviceGraph::Recording {
+  int device = 0;
   cudaStream_t stream = nullptr;
-  DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  stream_ = stream;
+  cudaGraphExec_t executable = nullptr;
+
+  explicit Recording(int on_device) : device(on_device) {
+    DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  }
+  ~Recording() {
+    if (executable != nullptr) cudaGraphExecDestroy(executable);
+    cudaStreamDestroy(stream);
+  }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+};
+
+DeviceGraph::DeviceGraph(int device, const std::function<void(void*)>& record) {
+  const DeviceScope scope(device);
+  recording_ = std::make_unique<Recording>(device);
+  const cudaStream_t stream = recording_->stream;
   cudaGraph_t graph = nullptr;
   DISTMOE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   try {
-    record(stream_);
+    record(stream);
   } catch (...) {
     cudaStreamEndCapture(stream, &graph);
     cudaGetLastError();
-    cudaStreamDestroy(stream);
     throw;
   }
   DISTMOE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-  cudaGraphExec_t executable = nullptr;
-  const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+  const cudaError_t error = cudaGraphInstantiate(&recording_->executable, graph, 0);
   cudaGraphDestroy(graph);
   DISTMOE_CUDA_CHECK(error);
-  executable_ = executable;
-  DISTMOE_CUDA_CHECK(cudaGraphUpload(executable, stream));
+  DISTMOE_CUDA_CHECK(cudaGraphUpload(recording_->executable, stream));
   DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 
-DeviceGraph::~DeviceGraph() {
-  cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(executable_));
-  cudaStreamDestroy(stream_of(stream_));
-}
+DeviceGraph::~DeviceGraph() = default;
 
 void DeviceGraph::replay() {
-  const DeviceScope scope(device_);
-  DISTMOE_CUDA_CHECK(
-      cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), stream_of(stream_)));
-  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream_of(stream_)));
+  const DeviceScope scope(recording_->device);
+  DISTMOE_CUDA_CHECK(cudaGraphLaunch(recording_->executable, recording_->stream));
+  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(recording_->stream));
 }
 
 }  // namespace distmoe::cuda

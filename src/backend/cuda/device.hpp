@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 
 namespace distmoe::cuda {
 
@@ -52,7 +53,6 @@ class DeviceBuffer {
 class DeviceGraph {
  public:
   DeviceGraph(int device, const std::function<void(void* stream)>& record);
-  // NOLINTNEXTLINE(performance-trivially-destructible): a build without CUDA frees nothing
   ~DeviceGraph();
   DeviceGraph(const DeviceGraph&) = delete;
   DeviceGraph& operator=(const DeviceGraph&) = delete;
@@ -61,9 +61,8 @@ class DeviceGraph {
   void replay();
 
  private:
-  int device_ = 0;
-  void* stream_ = nullptr;
-  void* executable_ = nullptr;
+  struct Recording;
+  std::unique_ptr<Recording> recording_;
 };
 
 }  // namespace distmoe::cuda

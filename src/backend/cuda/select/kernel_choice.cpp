@@ -145,9 +145,10 @@ std::vector<TilingCandidate> rank_tilings(std::int32_t num_rows) {
     known_pairs = pairs;
     candidates.push_back(candidate);
   }
-  std::ranges::stable_sort(candidates, {}, [](const TilingCandidate& candidate) {
+  // By height at last: heights ascend as they are listed, so that the order is the same everywhere.
+  std::ranges::sort(candidates, {}, [](const TilingCandidate& candidate) {
     return std::tuple(candidate.dropped != Dropped::kNot, candidate.cost,
-                      candidate.tiling.num_pairs);
+                      candidate.tiling.num_pairs, candidate.height);
   });
   return candidates;
 }
