@@ -339,6 +339,7 @@ void RankRun::print(const RunReport& report) const {
 Failure RankRun::finish() {
   if (!options_.output.empty()) {
     std::vector<std::span<const std::byte>> outputs;
+    outputs.reserve(inputs_.size());
     for (const InputRun& input : inputs_) outputs.push_back({input.y.data(), input.y.num_bytes()});
     output_.run(group_, options_.output, tokens_per_rank_, checkpoint_->shape().hidden_dim,
                 outputs);
