@@ -20,11 +20,11 @@ using dnnl::memory;
 
 // NOTE: every distinct number of rows makes the library generate code, and routing brings any
 // number. The code of a product takes 70 to 90 KB where vector registers divide depth and columns
-// and up to 180 KB where they don't (oneDNN 2.6.3, Zen 4, every number of rows to 512): at most 20
+// and up to 180 KB where they don't (oneDNN 2.6.3, Zen 4, every number of rows to 512): at most 23
 // MiB with these bounds, while the library's default of 1024 products could hold 180. Fewer would
 // cost time: bench_cpu_bars has about 210 shapes and generating one takes about 0.5 ms, so that 48,
-// 64 or 96 products instead of 256 make its T=1024 about 10 % slower; 224 make no difference.
-constexpr int kCachedProducts = 224;
+// 64 or 96 products make its T=1024 about 10 % slower.
+constexpr int kCachedProducts = 256;
 constexpr int kCachedProductsWithTails = 64;
 
 const dnnl::engine& engine() {
