@@ -33,9 +33,13 @@ class Random {
     config.num_experts = pick(1, 12);
     config.top_k = pick(1, config.num_experts);
     config.inference = pick(0, 3) == 0;
-    const Precision precisions[] = {Precision::kBF16, Precision::kMXFP8, Precision::kMXFP4};
-    config.precision = precisions[pick(0, 2)];
-    if (config.precision == Precision::kMXFP4) config.inference = true;
+    const Precision precisions[] = {Precision::kBF16, Precision::kMXFP8, Precision::kMXFP4,
+                                    Precision::kNVFP4};
+    config.precision = precisions[pick(0, 3)];
+    if (config.precision == Precision::kMXFP4 || config.precision == Precision::kNVFP4) {
+      config.inference = true;
+    }
+    config.pipeline = pick(0, 1) == 0 ? Pipeline::kStaged : Pipeline::kMega;
     const std::int64_t unit = config.precision == Precision::kBF16 ? 1 : 32;
     config.hidden_dim = unit * pick(1, 64 / unit);
     config.intermediate_dim = unit * pick(1, 64 / unit);
@@ -47,6 +51,11 @@ class Random {
     if (pick(0, 2) == 0) config.host_scratch = HostScratch{};
     if (!config.inference)
       config.activation_slot_capacity_factor = static_cast<double>(pick(0, 20)) / 10;
+    // Exact bytes, over the minimum of the largest shape drawn here.
+    if (!config.inference && pick(0, 2) == 0) {
+      config.activation_slot_capacity_factor.reset();
+      config.activation_slot_bytes = pick(4 * 40 * 64 * 2 + 512, 400000);
+    }
     if (!config.inference && config.precision == Precision::kBF16 && pick(0, 1) == 0) {
       config.activation_policy = ActivationPolicy::kLean;
     }
