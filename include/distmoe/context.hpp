@@ -71,14 +71,14 @@ class DISTMOE_EXPORT Context {
   void check();
   /// The statistics of the last call that was routed; on CUDA it waits for the device.
   CallStatistics last_call() const;
-  /// Makes `slot` the one of the saving forwards to come, `num_moe_layers` of them at a time.
-  /// Local, but all ranks select alike: their next saving forward is peer_mismatch otherwise, which
-  /// closes the context. At
+  /// Makes `slot` the one of the saving forwards to come, `num_moe_layers` of them at a time. At
   /// first slot 0 is selected with the full depth. What a forward kept stays where it is, whatever
-  /// is selected later. Throws invalid_argument, and changes nothing, for a slot outside [0,
-  /// num_activation_slots), a depth outside [1, max_moe_layers_per_activation_slot], and a depth of
-  /// a slot in use that is less than its live forwards or more than it was selected with. Without
-  /// effect for inference.
+  /// is selected later. Local, but all ranks select alike: their next saving forward is
+  /// peer_mismatch otherwise, which closes the context. Without effect for inference.
+  ///
+  /// Throws invalid_argument, and changes nothing, for a slot outside [0, num_activation_slots), a
+  /// depth outside [1, max_moe_layers_per_activation_slot], and a depth of a slot in use that is
+  /// less than its live forwards or more than it was selected with.
   void select_activation_slot(std::int64_t slot, std::int64_t num_moe_layers);
   std::int64_t selected_activation_slot() const;  ///< 0 after close()
   /// After an aborted schedule: empties all slots, selects slot 0 with the full depth and forgets

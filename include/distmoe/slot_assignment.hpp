@@ -62,12 +62,12 @@ struct SlotAssignment {
 /// needs no context.
 ///
 /// Throws invalid_argument for a `grouping` that is none of its enumeration and where slots times
-/// layers leave 64 bits in either grouping of kAuto; and, naming the action and its position, for a
-/// stage that is not in `stages`, a microbatch outside [0, num_microbatches), an action that comes
-/// twice, before the one it needs or in both forms of a backward, and for a stage and microbatch
-/// without forward or backward. With kMicrobatch also for a backward that a slot, which is a stack,
-/// cannot serve: one that ends before that of a later forward of its microbatch; kAuto then takes
-/// kStageMicrobatch.
+/// layers leave 64 bits (with kAuto: in both groupings); and, naming the action and its position,
+/// for a stage that is not in `stages`, a microbatch outside [0, num_microbatches), an action that
+/// comes twice, before the one it needs or in both forms of a backward, and for a stage and
+/// microbatch without forward or backward. With kMicrobatch also for a backward that a slot, which
+/// is a stack, cannot serve: one that ends before that of a later forward of its microbatch; kAuto
+/// then takes kStageMicrobatch.
 DISTMOE_EXPORT SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
                                                       std::span<const PipelineStage> stages,
                                                       std::int64_t num_microbatches,

@@ -1,26 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The forward sequence, written once for every backend.
+#include "runtime/forward.hpp"
+
 #include <memory>
 #include <optional>
 
 #include "core/check.hpp"
-#include "distmoe/routed_experts.hpp"
 #include "runtime/call_check.hpp"
-#include "runtime/context_impl.hpp"
 #include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
 namespace {
-
-/// What a caller brings.
-struct Arguments {
-  const RoutedInput& input;
-  const ExpertWeights& weights;
-  const TensorView& y_TD;
-  const CallOptions& options;
-  bool saves;
-};
 
 /// The place that a saving call takes.
 SlotTicket check_slot(const ContextImpl& context) {
@@ -35,7 +26,7 @@ SlotTicket check_slot(const ContextImpl& context) {
 
 /// Checks the arguments. A refusal is returned, not thrown: the peers must hear of it first.
 ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_index,
-                              const Arguments& arguments, std::optional<Error>& refusal) {
+                              const ForwardArguments& arguments, std::optional<Error>& refusal) {
   try {
     ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
                                           arguments.y_TD, arguments.options);
@@ -53,7 +44,9 @@ ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_inde
   return refused;
 }
 
-void forward(ContextImpl& context, const Arguments& arguments) {
+}  // namespace
+
+void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
     std::optional<Error> refusal;
     const ForwardCall call = check_at_the_door(context, call_index, arguments, refusal);
@@ -67,11 +60,9 @@ void forward(ContextImpl& context, const Arguments& arguments) {
   });
 }
 
-}  // namespace
-
 void routed_experts(Context& context, const RoutedInput& input, const ExpertWeights& weights,
                     const TensorView& y_TD, const CallOptions& options) {
-  forward(context.impl(), {input, weights, y_TD, options, false});
+  run_forward(context.impl(), {input, weights, y_TD, options, false});
 }
 
 SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
@@ -79,7 +70,7 @@ SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
                                    const CallOptions& options) {
   ContextImpl& impl = context.impl();
   auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
-  forward(impl, {input, weights, y_TD, options, true});
+  run_forward(impl, {input, weights, y_TD, options, true});
   saved->set_ticket(impl.slots()->push());
   return SavedForward(std::move(saved));
 }

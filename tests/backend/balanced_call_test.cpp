@@ -9,17 +9,10 @@
 #include <algorithm>
 #include <string>
 
+#include "backend/choice_inputs.hpp"
+
 namespace distmoe::cuda {
 namespace {
-
-/// Qwen3-30B-A3B on one H200.
-ChoiceInputs qwen() {
-  return {.hidden_dim = 2048,
-          .intermediate_dim = 768,
-          .top_k = 8,
-          .num_experts = 128,
-          .device_sms = 132};
-}
 
 TEST(BalancedRows, EveryRouteIsARowOfOneRank) {
   ChoiceInputs inputs = qwen();

@@ -10,19 +10,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/choice_inputs.hpp"
 #include "plan/plan_testing.hpp"
 
 namespace distmoe::cuda {
 namespace {
-
-/// Qwen3-30B-A3B on one H200.
-ChoiceInputs qwen() {
-  return {.hidden_dim = 2048,
-          .intermediate_dim = 768,
-          .top_k = 8,
-          .num_experts = 128,
-          .device_sms = 132};
-}
 
 TEST(KernelChoice, AWholeDeviceIsUsedByItsOnlyRank) {
   const ContextChoice choice = choose_kernels(qwen());

@@ -13,8 +13,7 @@
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_runner.hpp"
 #include "layout/context_buffers.hpp"
-#include "runtime/call_check.hpp"
-#include "runtime/context_impl.hpp"
+#include "runtime/forward.hpp"
 
 namespace distmoe {
 namespace {
@@ -84,18 +83,9 @@ class WatchingCommunicator final : public Communicator {
   std::shared_ptr<Communicator> inner_;
 };
 
-/// The sequence of runtime/forward.cpp on a context that no public call can make.
-void forward(ContextImpl& impl, const RankCall& arguments) {
-  impl.run_call([&](Backend& backend, std::int64_t index) {
-    const ForwardCall call =
-        check_forward_call(impl, index, arguments.input, arguments.weights, arguments.y_view(), {});
-    backend.publish(call, std::nullopt);
-    backend.route(call);
-    backend.carve(call);
-    backend.dispatch_w13_swiglu(call);
-    backend.w2_scatter(call);
-    backend.combine(call);
-  });
+/// A call on a context that no public one can make.
+void forward(ContextImpl& impl, const RankCall& call) {
+  run_forward(impl, {call.input, call.weights, call.y_view(), {}, false});
 }
 
 void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case) {

@@ -7,7 +7,6 @@
 #include <mpi.h>
 
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <thread>
 
@@ -66,20 +65,5 @@ TEST(MpiThreadLevel, SerializedIsForAnyThread) {
   MPI_Finalize();
 }
 
-void record_verdict() {
-  const char* records = std::getenv("DISTMOE_TEST_RECORDS");
-  const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (records == nullptr || rank == nullptr) return;
-  const auto* test = ::testing::UnitTest::GetInstance();
-  const bool has_passed = test->Passed() && test->successful_test_count() > 0;
-  std::ofstream(std::string(records) + "/" + rank) << (has_passed ? "passed" : "failed");
-}
-
 }  // namespace
 }  // namespace distmoe
-
-int main(int argc, char** argv) {
-  ::testing::InitGoogleTest(&argc, argv);
-  std::atexit(distmoe::record_verdict);
-  return RUN_ALL_TESTS();
-}
