@@ -101,7 +101,7 @@ TEST_P(Shapes, RowsOfOneExpertCrossEveryBlock) {
   }
 }
 
-/// The same at a width that takes several column slabs (256 gate and up, 512 down), each with its
+/// The same at a width that takes several column slabs (256 gate and up, 256 down), each with its
 /// own part of the biases.
 TEST_P(Shapes, RowsAndColumnsCrossEveryBlockTogether) {
   for (const std::int64_t rows : {16, 17, 513}) {

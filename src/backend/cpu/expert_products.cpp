@@ -4,6 +4,7 @@
 // slab of weight rows; the cut depends on the expert's rows and on F and D alone, so that neither
 // the number of ranks nor that of threads changes a bit.
 #include <algorithm>
+#include <array>
 
 #include "backend/cpu/cpu_backend.hpp"
 #include "backend/cpu/elementwise.hpp"
@@ -12,6 +13,8 @@ namespace distmoe::cpu {
 namespace {
 
 constexpr std::int64_t kGateUpColumns = kCpuTileColumns / 2;
+constexpr std::int64_t kDownColumns = 256;
+static_assert(kDownColumns <= kCpuTileColumns);
 
 /// The bias of some columns of one expert in FP32, or null where there is none.
 const float* bias_of(const BiasRows& bias, std::int64_t expert, std::int64_t first,
@@ -19,21 +22,6 @@ const float* bias_of(const BiasRows& bias, std::int64_t expert, std::int64_t fir
   if (bias.data == nullptr) return nullptr;
   for (std::int64_t i = 0; i < count; ++i) buffer[i] = bias.at(expert, first + i);
   return buffer;
-}
-
-struct RoundedRows {
-  BF16* data = nullptr;
-  std::int64_t row_stride = 0;
-};
-
-/// out(m, n) = bf16(sum_k rows(m, k) * weights(n, k) + bias(n)); a null bias adds nothing.
-void project(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
-             const float* bias, const RoundedRows& out, const Workspace& workspace) {
-  multiply(rows, weights, depth, workspace.tile, workspace);
-  for (std::int64_t row = 0; row < rows.num_rows; ++row) {
-    round_with_bias(workspace.tile + row * weights.num_rows, bias, out.data + row * out.row_stride,
-                    weights.num_rows);
-  }
 }
 
 }  // namespace
@@ -69,37 +57,45 @@ void CpuBackend::dispatch_w13_swiglu(const ForwardCall& call) {
 void CpuBackend::w13_swiglu_task(const ForwardCall& call, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
+  const Config& config = setup_.config;
   const ExpertMatrices& experts = call.experts;
-  const std::int64_t intermediate = setup_.config.intermediate_dim;
+  const std::int64_t num_columns = task.num_columns;
   const MatrixView rows{x_.row(task.first_row), task.num_rows, x_.width};
   const std::int64_t first_weight =
       task.expert * experts.w13_expert_stride + task.first_column * experts.w13_row_stride;
-  BF16* gate = h1_.row(task.first_row) + task.first_column;
-  BF16* up = gate + intermediate;
 
-  const auto project_half = [&](const BF16* weights, const BiasRows& bias, BF16* out) {
-    project(rows, {weights + first_weight, task.num_columns, experts.w13_row_stride}, x_.width,
-            bias_of(bias, task.expert, task.first_column, task.num_columns, workspace.bias),
-            {out, h1_.width}, workspace);
-  };
-  project_half(experts.gate, experts.gate_bias, gate);
-  project_half(experts.up, experts.up_bias, up);
+  float* gate_sums = workspace.tile;
+  float* up_sums = workspace.tile + kGateUpColumns * task.num_rows;
+  multiply(rows, {experts.gate + first_weight, num_columns, experts.w13_row_stride}, x_.width,
+           gate_sums, workspace);
+  multiply(rows, {experts.up + first_weight, num_columns, experts.w13_row_stride}, x_.width,
+           up_sums, workspace);
+  const float* gate_bias =
+      bias_of(experts.gate_bias, task.expert, task.first_column, num_columns, workspace.bias);
+  const float* up_bias = bias_of(experts.up_bias, task.expert, task.first_column, num_columns,
+                                 workspace.bias + kGateUpColumns);
 
-  const auto alpha = static_cast<float>(setup_.config.swiglu_alpha);
-  const auto limit = static_cast<float>(setup_.config.swiglu_limit);
+  // Only a backward reads h1 again.
+  std::array<BF16, 2 * kGateUpColumns> h1_row{};
+  const auto alpha = static_cast<float>(config.swiglu_alpha);
+  const auto limit = static_cast<float>(config.swiglu_limit);
   for (std::int64_t row = 0; row < task.num_rows; ++row) {
+    BF16* gate =
+        config.inference ? h1_row.data() : h1_.row(task.first_row + row) + task.first_column;
+    BF16* up = gate + (config.inference ? kGateUpColumns : config.intermediate_dim);
     BF16* h2 = h2_.row(task.first_row + row) + task.first_column;
-    const std::int64_t offset = row * h1_.width;
-    if (setup_.config.activation == Activation::kSwiGLU) {
-      swiglu(gate + offset, up + offset, h2, task.num_columns);
+    round_with_bias(gate_sums + row * num_columns, gate_bias, gate, num_columns);
+    round_with_bias(up_sums + row * num_columns, up_bias, up, num_columns);
+    if (config.activation == Activation::kSwiGLU) {
+      swiglu(gate, up, h2, num_columns);
     } else {
-      swiglu_clamped(gate + offset, up + offset, h2, task.num_columns, alpha, limit);
+      swiglu_clamped(gate, up, h2, num_columns, alpha, limit);
     }
   }
 }
 
 void CpuBackend::w2_scatter(const ForwardCall& call) {
-  list_tasks(setup_.config.hidden_dim, kCpuTileColumns);
+  list_tasks(setup_.config.hidden_dim, kDownColumns);
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int worker) { w2_task(call, task, worker); });
   if (!is_single()) {
@@ -119,9 +115,13 @@ void CpuBackend::w2_task(const ForwardCall& call, std::int64_t task_idx, int wor
   const MatrixView slab{experts.w2 + task.expert * experts.w2_expert_stride +
                             task.first_column * experts.w2_row_stride,
                         task.num_columns, experts.w2_row_stride};
-  project(rows, slab, h2_.width,
-          bias_of(experts.bias2, task.expert, task.first_column, task.num_columns, workspace.bias),
-          {h3_.row(task.first_row) + task.first_column, h3_.width}, workspace);
+  multiply(rows, slab, h2_.width, workspace.tile, workspace);
+  const float* bias =
+      bias_of(experts.bias2, task.expert, task.first_column, task.num_columns, workspace.bias);
+  for (std::int64_t row = 0; row < task.num_rows; ++row) {
+    round_with_bias(workspace.tile + row * task.num_columns, bias,
+                    h3_.row(task.first_row + row) + task.first_column, task.num_columns);
+  }
 }
 
 }  // namespace distmoe::cpu

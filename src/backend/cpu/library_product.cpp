@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backend/cpu/library_product.hpp"
+
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "core/check.hpp"
+#include "core/log.hpp"
+#include "layout/cpu_workspace.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+using dnnl::memory;
+
+// NOTE: every distinct number of rows makes the library generate code, and routing brings any
+// number. The code of a product takes 70 to 90 KB where vector registers divide depth and columns
+// and up to 180 KB where they don't (oneDNN 2.6.3, Zen 4, every number of rows to 512): at most 23
+// MiB with these bounds, while the library's default of 1024 products could hold 180. Fewer would
+// cost time: bench_cpu_bars has about 210 shapes and generating one takes about 0.5 ms, so that 48,
+// 64 or 96 products make its T=1024 about 10 % slower.
+constexpr std::size_t kCachedProducts = 256;
+constexpr std::size_t kCachedProductsWithTails = 64;
+
+bool has_tail(const ProductShape& shape) {
+  constexpr std::int64_t kDepthBlock = 32;
+  constexpr std::int64_t kColumnBlock = 16;
+  return shape.depth % kDepthBlock != 0 || shape.b_rows % kColumnBlock != 0;
+}
+
+const dnnl::engine& engine() {
+  static const dnnl::engine instance(dnnl::engine::kind::cpu, 0);
+  return instance;
+}
+
+dnnl::stream& stream_of_this_thread() {
+  thread_local dnnl::stream instance(engine());
+  return instance;
+}
+
+struct Operands {
+  memory::desc a;
+  memory::desc b;
+  memory::desc out;
+};
+
+Operands operands(const ProductShape& shape) {
+  return {
+      memory::desc({shape.a_rows, shape.depth}, shape.type, {shape.a_stride, 1}),
+      memory::desc({shape.depth, shape.b_rows}, shape.type, {1, shape.b_stride}),
+      memory::desc({shape.a_rows, shape.b_rows}, memory::data_type::f32, {shape.out_stride, 1})};
+}
+
+/// What the threads share.
+struct DescribedProduct {
+  dnnl::matmul product;
+  memory::desc scratch;
+};
+
+DescribedProduct describe(const ProductShape& shape) {
+  const auto [a, b, out] = operands(shape);
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+#if DNNL_VERSION_MAJOR >= 3
+  const dnnl::matmul::primitive_desc desc(engine(), a, b, out, attributes);
+#else
+  const dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, out), attributes, engine());
+#endif
+  return {dnnl::matmul(desc), desc.scratchpad_desc()};
+}
+
+/// The products that were used last, of all threads.
+// NOTE: the library has such a cache itself, but its key is a description that takes about 20 us to
+// make: 2 % of the T=1024 of bench_cpu_bars.
+class ProductCache {
+ public:
+  ProductCache() { dnnl::set_primitive_cache_capacity(0); }
+
+  DescribedProduct find(const ProductShape& shape) {
+    const std::scoped_lock lock(mutex_);
+    if (has_tail(shape)) capacity_ = kCachedProductsWithTails;
+    if (const auto found = by_shape_.find(shape); found != by_shape_.end()) {
+      by_use_.splice(by_use_.begin(), by_use_, found->second);
+      return found->second->product;
+    }
+    by_use_.push_front({shape, describe(shape)});
+    by_shape_.emplace(shape, by_use_.begin());
+    while (by_use_.size() > capacity_) {
+      by_shape_.erase(by_use_.back().shape);
+      by_use_.pop_back();
+    }
+    return by_use_.front().product;
+  }
+
+ private:
+  struct Entry {
+    ProductShape shape;
+    DescribedProduct product;
+  };
+  std::mutex mutex_;
+  std::size_t capacity_ = kCachedProducts;
+  std::list<Entry> by_use_;  ///< the last used first
+  std::map<ProductShape, std::list<Entry>::iterator> by_shape_;
+};
+
+DescribedProduct find_product(const ProductShape& shape) {
+  static ProductCache cache;
+  return cache.find(shape);
+}
+
+}  // namespace
+
+LibraryProduct::LibraryProduct(const ProductShape& shape) : shape_(shape) {
+  DescribedProduct described = find_product(shape);
+  const auto [a, b, out] = operands(shape);
+  product_ = std::move(described.product);
+  scratch_desc_ = described.scratch;
+  a_ = memory(a, engine(), DNNL_MEMORY_NONE);
+  b_ = memory(b, engine(), DNNL_MEMORY_NONE);
+  out_ = memory(out, engine(), DNNL_MEMORY_NONE);
+  if (fits_scratch()) scratch_ = memory(scratch_desc_, engine(), DNNL_MEMORY_NONE);
+}
+
+bool LibraryProduct::fits_scratch() const {
+  return scratch_desc_.get_size() <= static_cast<std::size_t>(kCpuLibraryScratchBytes);
+}
+
+void LibraryProduct::run(const void* a, const void* b, float* out, void* scratch) {
+  a_.set_data_handle(const_cast<void*>(a));
+  b_.set_data_handle(const_cast<void*>(b));
+  out_.set_data_handle(out);
+  if (fits_scratch()) {
+    scratch_.set_data_handle(scratch);
+  } else {
+    static std::once_flag once;
+    std::call_once(once, [&] {
+      log(LogLevel::kWarning, concat("the matrix library asks for ", scratch_desc_.get_size(),
+                                     " bytes of scratch; the memory plan has ",
+                                     kCpuLibraryScratchBytes, ": it is allocated at every call"));
+    });
+  }
+  dnnl::stream& stream = stream_of_this_thread();
+  product_.execute(
+      stream, {{DNNL_ARG_SRC, a_},
+               {DNNL_ARG_WEIGHTS, b_},
+               {DNNL_ARG_DST, out_},
+               {DNNL_ARG_SCRATCHPAD, fits_scratch() ? scratch_ : memory(scratch_desc_, engine())}});
+  stream.wait();
+}
+
+LibraryProduct& product_of(const ProductShape& shape) {
+  // NOTE: the slabs of an expert follow one another and mostly have one shape.
+  thread_local LibraryProduct last;
+  if (last.shape() != shape) last = LibraryProduct(shape);
+  return last;
+}
+
+}  // namespace distmoe::cpu
