@@ -39,7 +39,7 @@ Json json_of(const cuda::GroupKind& kind) {
   }
   return {{"rows", kind.num_rows},
           {"count", kind.count},
-          {"is_pulled", kind.is_pulled},
+          {"waits_for_pull", kind.waits_for_pull},
           {"pairs", kind.tiling.num_pairs},
           {"rows_per_tile", kind.tiling.rows_per_tile},
           {"computed_rows", kind.computed_rows},
@@ -77,16 +77,22 @@ Json list_of(const std::vector<Item>& items) {
 
 Json json_of(const ExplainedCall& call, const cuda::ChoiceInputs& inputs) {
   const cuda::BalancedRows& rows = call.rows;
+  Json products = Json::array();
+  for (const cuda::ProductLoad& load : call.products) {
+    const cuda::GroupList& groups = rows.of(load.product);
+    Json product = json_of(load);
+    product["computed_rows"] = groups.computed_rows;
+    product["padding_rows"] = groups.computed_rows - rows.num_rows;
+    product["pairs"] = groups.num_pairs;
+    product["groups"] = list_of(groups.kinds);
+    products.push_back(std::move(product));
+  }
   return {{"tokens", rows.num_tokens},
           {"rows", rows.num_rows},
           {"pulled_rows", rows.pulled_rows},
           {"rows_per_expert", cuda::rows_per_expert(inputs, rows.num_tokens)},
           {"active_experts", rows.active_experts},
-          {"computed_rows", rows.computed_rows},
-          {"padding_rows", rows.computed_rows - rows.num_rows},
-          {"pairs", rows.num_pairs},
-          {"groups", list_of(rows.groups)},
-          {"products", list_of(call.products)},
+          {"products", std::move(products)},
           {"launches", list_of(call.launches)}};
 }
 

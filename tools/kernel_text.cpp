@@ -95,8 +95,8 @@ void write_choice(std::ostream& text, const ExplainedKernels& kernels) {
 }
 
 void write_group(std::ostream& text, const cuda::GroupKind& kind) {
-  text << kIndent << grouped(kind.count) << " group(s) of " << grouped(kind.num_rows)
-       << (kind.is_pulled ? " pulled" : " own") << " rows: " << kind.tiling.num_pairs
+  text << kIndent << grouped(kind.count) << " group(s) of " << grouped(kind.num_rows) << " rows"
+       << (kind.waits_for_pull ? ", pulled ones among them: " : ": ") << kind.tiling.num_pairs
        << " pair(s) of tiles of up to " << kind.tiling.rows_per_tile << " rows, "
        << grouped(kind.computed_rows - kind.num_rows) << " rows of padding\n";
   const std::vector<cuda::TilingCandidate> ranked = cuda::rank_tilings(kind.num_rows);
@@ -135,9 +135,9 @@ void write_call(std::ostream& text, const ExplainedKernels& kernels, const Expla
        << decimal(cuda::rows_per_expert(kernels.inputs, rows.num_tokens)) << " an expert; "
        << rows.active_experts << " experts have rows; " << grouped(rows.pulled_rows)
        << " rows are of peers' tokens\n";
-  for (const cuda::GroupKind& kind : rows.groups) write_group(text, kind);
   for (const cuda::ProductLoad& load : call.products) {
     write_product(text, load, kernels.choice.clusters());
+    for (const cuda::GroupKind& kind : rows.of(load.product).kinds) write_group(text, kind);
   }
   write_launches(text, call.launches);
 }

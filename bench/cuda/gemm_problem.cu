@@ -137,8 +137,10 @@ Problem::Problem(const ProblemShape& s)
   DISTMOE_BENCH_CUDA(cudaMemset(ready.get(), 0, ready.size() * 4));
 
   initial_frame.num_rows = s.num_rows();
-  initial_frame.num_groups = static_cast<std::int32_t>(table.size());
-  initial_frame.num_pairs = table.empty() ? 0 : table.back().first_pair + table.back().num_pairs;
+  // Both products take the same groups.
+  initial_frame.counts[0] = initial_frame.counts[1] = {
+      static_cast<std::int32_t>(table.size()),
+      table.empty() ? 0 : table.back().first_pair + table.back().num_pairs};
   initial_frame.num_gather_rows = num_gather_rows;
   initial_frame.gather_epoch = 7;
 

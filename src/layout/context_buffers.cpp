@@ -100,7 +100,8 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
   add_buffer(buffers.control, buffer_name::kCallState, cuda_layout::kCallStateBytes);
   add_buffer(buffers.control, buffer_name::kCallFrame, cuda_layout::kCallFrameBytes);
   add(buffers.control, buffer_name::kTileGroups,
-      checked_mul(num_local_experts, ep_size == 1 ? 1 : 3), cuda_layout::kTileGroupBytes);
+      checked_mul(num_local_experts, cuda_layout::tile_groups_per_expert(ep_size)),
+      cuda_layout::kTileGroupBytes);
   add(buffers.control, buffer_name::kGatherFlags, ceil_div(gathered, cuda_layout::kGatherChunkRows),
       kInt32Bytes);
   add(buffers.control, buffer_name::kPeerWindows, ep_size, cuda_layout::kPeerWindowsBytes);

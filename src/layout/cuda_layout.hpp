@@ -19,4 +19,7 @@ inline constexpr std::int64_t kGatherChunkRows = 32;
 /// Tokens of one source rank that one block of the routing kernels handles.
 inline constexpr std::int64_t kRouteChunkTokens = 256;
 
+/// Of both products.
+constexpr std::int64_t tile_groups_per_expert(std::int64_t ep_size) { return ep_size == 1 ? 2 : 4; }
+
 }  // namespace distmoe::cuda_layout

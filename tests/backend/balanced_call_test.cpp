@@ -25,17 +25,20 @@ TEST(BalancedRows, EveryRouteIsARowOfOneRank) {
         std::int64_t all = 0;
         for (std::int64_t rank = 0; rank < ranks; ++rank) {
           const BalancedRows rows = balanced_rows(inputs, rank, tokens);
-          std::int64_t in_groups = 0;
-          std::int64_t pairs = 0;
-          for (const GroupKind& kind : rows.groups) {
-            EXPECT_GT(kind.num_rows, 0);
-            in_groups += kind.count * kind.num_rows;
-            pairs += kind.count * kind.tiling.num_pairs;
+          for (const Product product : {Product::kW13, Product::kW2}) {
+            const GroupList& groups = rows.of(product);
+            std::int64_t in_groups = 0;
+            std::int64_t pairs = 0;
+            for (const GroupKind& kind : groups.kinds) {
+              EXPECT_GT(kind.num_rows, 0);
+              in_groups += kind.count * kind.num_rows;
+              pairs += kind.count * kind.tiling.num_pairs;
+            }
+            EXPECT_EQ(in_groups, rows.num_rows);
+            EXPECT_EQ(pairs, groups.num_pairs);
+            EXPECT_GE(groups.computed_rows, rows.num_rows);
           }
-          EXPECT_EQ(in_groups, rows.num_rows);
-          EXPECT_EQ(pairs, rows.num_pairs);
           EXPECT_LE(rows.active_experts, rows.num_local_experts);
-          EXPECT_GE(rows.computed_rows, rows.num_rows);
           EXPECT_TRUE(ranks > 1 || rows.pulled_rows == 0);
           all += rows.num_rows;
         }
@@ -61,6 +64,24 @@ TEST(BalancedRows, FewTokensSpreadOverAllRanks) {
   EXPECT_EQ(balanced_rows(inputs, 1, 3).num_rows, 24);
 }
 
+TEST(BalancedRows, W13PartsRowsByTheirArrivalWhereTheyAreMany) {
+  ChoiceInputs inputs = qwen();
+  inputs.num_ranks = 3;
+  const auto kinds = [&](std::int64_t tokens) {
+    const BalancedRows rows = balanced_rows(inputs, 1, tokens);
+    EXPECT_EQ(rows.w2.kinds.size(), 1u);
+    EXPECT_FALSE(rows.w2.kinds[0].waits_for_pull);
+    return rows.w13.kinds;
+  };
+  // 64 rows an expert with 128 experts, then more.
+  const std::int64_t few = kRowsNotParted * 128 / (3 * 8) / 16 * 16;
+  ASSERT_EQ(kinds(few).size(), 1u);
+  EXPECT_TRUE(kinds(few)[0].waits_for_pull);
+  const auto many = kinds(8192);
+  EXPECT_FALSE(many.front().waits_for_pull);
+  EXPECT_TRUE(many.back().waits_for_pull);
+}
+
 // The rounds of docs/kernels/sm90_bf16_grouped_gemm.md: 23.3 and 31.03 on 66 clusters.
 TEST(ProductLoad, CountsTilesAndWavesByHand) {
   const ChoiceInputs inputs = qwen();
@@ -68,9 +89,9 @@ TEST(ProductLoad, CountsTilesAndWavesByHand) {
   const BalancedRows rows = balanced_rows(inputs, 0, 8192);
   EXPECT_EQ(rows.num_rows, 65536);
   EXPECT_EQ(rows_per_expert(inputs, 8192), 512.0);
-  ASSERT_EQ(rows.groups.size(), 1u);
-  EXPECT_EQ(rows.groups[0].tiling.rows_per_tile, 128);
-  EXPECT_EQ(rows.computed_rows, 65536);
+  ASSERT_EQ(rows.w13.kinds.size(), 1u);
+  EXPECT_EQ(rows.w13.kinds[0].tiling.rows_per_tile, 128);
+  EXPECT_EQ(rows.w13.computed_rows, 65536);
   const ProductLoad w13 = product_load(Product::kW13, inputs, choice, rows);
   EXPECT_EQ(w13.m, 1536);
   EXPECT_EQ(w13.k, 2048);
@@ -94,7 +115,7 @@ TEST(ProductLoad, PaddingIsCounted) {
   inputs.num_experts = 1;
   const BalancedRows rows = balanced_rows(inputs, 0, 3);
   EXPECT_EQ(rows.num_rows, 3);
-  EXPECT_EQ(rows.computed_rows, 8);
+  EXPECT_EQ(rows.w13.computed_rows, 8);
   const ContextChoice choice = choose_kernels(inputs);
   EXPECT_EQ(product_load(Product::kW13, inputs, choice, rows).computed_flops,
             std::int64_t{2} * 8 * 1536 * 128);

@@ -29,10 +29,9 @@ struct FaultRecord {
 };
 static_assert(sizeof(FaultRecord) == 32);
 
-/// A contiguous range of this rank's rows that belongs to one expert and becomes ready together:
-/// rows of this rank's tokens, or rows that are pulled from peers. Ranges of a call are disjoint,
-/// in any order; the order in which they stand is the order in which they are computed, so that
-/// ranges of local rows come first. num_pairs and rows_per_tile are token_tiling(num_rows).
+/// A contiguous range of this rank's rows that belongs to one expert and becomes ready together.
+/// Ranges of a product are disjoint; it takes them in the order in which they stand. num_pairs and
+/// rows_per_tile are token_tiling(num_rows).
 struct alignas(16) TileGroup {
   std::int32_t expert;      ///< local index
   std::int32_t row_begin;   ///< first row
@@ -46,25 +45,54 @@ struct alignas(16) TileGroup {
 };
 static_assert(sizeof(TileGroup) == 32);
 
-/// Groups of a call at most: rows of lower ranks, of this one and of higher ranks of each expert.
-DISTMOE_HOST_DEVICE constexpr std::int64_t max_tile_groups(std::int64_t num_local_experts,
-                                                           std::int64_t num_ranks) {
-  return num_local_experts * (num_ranks == 1 ? 1 : 3);
-}
-
-/// The grouped products of a forward call, each with its own tile counter.
+/// The grouped products of a forward call, each with its own tile counter and groups.
 enum class Product : std::int32_t { kW13 = 0, kW2 = 1 };
 inline constexpr int kNumProducts = 2;
+
+/// Groups of an expert at most. W13 may part rows by when they are there: of this rank's tokens,
+/// of lower and of higher ranks'. W2 takes all rows of an expert together, so that own and peers'
+/// results leave side by side and the links are busy from the first tile to the last.
+DISTMOE_HOST_DEVICE constexpr std::int64_t max_groups_per_expert(Product product,
+                                                                 std::int64_t num_ranks) {
+  return product == Product::kW2 || num_ranks == 1 ? 1 : 3;
+}
+
+/// Rows of an expert, on average, up to which reading its weights once more costs more time than
+/// own rows could hide of the link's.
+inline constexpr std::int64_t kRowsNotParted = 64;
+
+/// The groups of an expert in a call of `num_rows` rows on a rank, the empty ones too.
+DISTMOE_HOST_DEVICE constexpr std::int64_t groups_per_expert(Product product,
+                                                             std::int64_t num_ranks,
+                                                             std::int64_t num_local_experts,
+                                                             std::int64_t num_rows) {
+  return num_rows <= kRowsNotParted * num_local_experts ? 1
+                                                        : max_groups_per_expert(product, num_ranks);
+}
+
+/// The groups of a product, in a table that holds those of W13, then those of W2.
+DISTMOE_HOST_DEVICE inline TileGroup* groups_of(TileGroup* table, Product product,
+                                                std::int64_t num_local_experts,
+                                                std::int64_t num_ranks) {
+  return product == Product::kW13
+             ? table
+             : table + num_local_experts * max_groups_per_expert(Product::kW13, num_ranks);
+}
+
+/// How many of a product's groups are valid, and what they hold together.
+struct GroupCounts {
+  std::int32_t num_groups;
+  std::int32_t num_pairs;
+};
 
 /// Rows of the gather buffer that become ready with one flag.
 inline constexpr int kGatherChunkRows = 32;
 
 /// The head of a call. Routing writes all of it; `next_tile` counts up while a product runs.
 struct alignas(16) CallFrame {
-  std::int32_t failed;           ///< != 0: later kernels compute nothing, outputs become NaN
-  std::int32_t num_rows;         ///< R: routed rows of this rank
-  std::int32_t num_groups;       ///< valid entries of TileGroup[]
-  std::int32_t num_pairs;        ///< of all groups
+  std::int32_t failed;    ///< != 0: later kernels compute nothing, outputs become NaN
+  std::int32_t num_rows;  ///< R: routed rows of this rank
+  GroupCounts counts[kNumProducts];
   std::int32_t num_gather_rows;  ///< rows to be pulled from peers: one per (token, peer)
   std::uint32_t
       gather_epoch;  ///< a ready flag holds this value when its chunk has arrived; never 0

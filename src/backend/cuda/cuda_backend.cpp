@@ -26,6 +26,13 @@ static_assert(kNumBarriers * sizeof(std::uint32_t) == cuda_layout::kFlagBytesPer
 static_assert(sizeof(CallState) <= cuda_layout::kCallStateBytes);
 static_assert(sizeof(CallFrame) <= cuda_layout::kCallFrameBytes);
 static_assert(sizeof(TileGroup) == cuda_layout::kTileGroupBytes);
+
+constexpr bool counts_tile_groups(std::int64_t num_ranks) {
+  return max_groups_per_expert(Product::kW13, num_ranks) +
+             max_groups_per_expert(Product::kW2, num_ranks) ==
+         cuda_layout::tile_groups_per_expert(num_ranks);
+}
+static_assert(counts_tile_groups(1) && counts_tile_groups(2) && counts_tile_groups(3));
 static_assert(sizeof(PeerWindows) == cuda_layout::kPeerWindowsBytes);
 static_assert(kGatherChunkRows == cuda_layout::kGatherChunkRows);
 
@@ -233,10 +240,12 @@ void CudaBackend::route(const ForwardCall& call) {
   DISTMOE_CUDA_CHECK(launch_route(args, stream_of(call)));
 }
 
-GroupedGemmArgs CudaBackend::product_args() const {
+GroupedGemmArgs CudaBackend::product_args(Product product) const {
   GroupedGemmArgs args;
   args.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame);
-  args.groups = memory_.buffer_of<TileGroup>(buffer_name::kTileGroups);
+  args.groups = groups_of(memory_.buffer_of<TileGroup>(buffer_name::kTileGroups), product,
+                          num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank),
+                          setup_.size);
   args.timeout_ns = timeout_ns();
   return args;
 }
@@ -251,7 +260,7 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   const std::int64_t num_local =
       num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
   if (num_local == 0) return;
-  GroupedGemmArgs args = product_args();
+  GroupedGemmArgs args = product_args(Product::kW13);
   args.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
   args.result = h2_rows();
   args.bias = device_bias(experts.gate_bias);
@@ -285,7 +294,7 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
   const std::int64_t num_local =
       num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
   if (num_local > 0) {
-    GroupedGemmArgs args = product_args();
+    GroupedGemmArgs args = product_args(Product::kW2);
     args.tokens = h2_rows();
     args.result.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress);
     args.bias = device_bias(call.experts.bias2);

@@ -50,7 +50,7 @@ class CudaBackend final : public Backend {
   void wait_for_calls();
   CallState read_state();
   void copy_from_device(void* out, const void* source, std::size_t bytes);
-  GroupedGemmArgs product_args() const;
+  GroupedGemmArgs product_args(Product product) const;
   RowTable h2_rows() const;
   std::uint64_t timeout_ns() const;
 

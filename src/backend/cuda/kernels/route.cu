@@ -170,62 +170,68 @@ __device__ std::int32_t block_scan(ScanOf32::TempStorage& storage, int count, co
   return before;
 }
 
-/// Rows [begin, end) of one expert: of this rank's own tokens (part 0), of lower ranks' (1), of
-/// higher ranks' (2). Own rows come first, because they need not wait for a link.
+/// The rows of one expert that come from ranks [first_rank, end_rank).
 struct ExpertPart {
-  int expert;
   std::int32_t begin;
   std::int32_t rows;
 
-  __device__ ExpertPart(const RouteArgs& args, const LocalExperts& local, int index) {
-    const int part = index / local.count;
-    expert = index % local.count;
-    const auto before_source = [&](int source) {
-      return source == args.num_ranks
+  __device__ ExpertPart(const RouteArgs& args, const LocalExperts& local, int expert,
+                        int first_rank, int end_rank) {
+    const auto before_rank = [&](int rank) {
+      return rank == args.num_ranks
                  ? static_cast<std::int32_t>(args.rows_per_expert[local.first + expert])
-                 : args.chunk_counts[static_cast<std::int64_t>(source) * args.chunks_per_rank *
+                 : args.chunk_counts[static_cast<std::int64_t>(rank) * args.chunks_per_rank *
                                          args.num_experts +
                                      local.first + expert];
     };
-    const std::int32_t own_begin = before_source(args.rank);
-    const std::int32_t own_end = before_source(args.rank + 1);
-    const std::int32_t from = part == 0 ? own_begin : part == 1 ? 0 : own_end;
-    const std::int32_t to = part == 0   ? own_end
-                            : part == 1 ? own_begin
-                                        : before_source(args.num_ranks);
+    const std::int32_t from = before_rank(first_rank);
     begin = args.expert_begin[expert] + from;
-    rows = to - from;
+    rows = before_rank(end_rank) - from;
   }
 };
 
-__device__ void list_groups(const RouteArgs& args, const LocalExperts& local,
-                            ScanOf32::TempStorage& storage) {
-  const int num_parts = local.count * (args.num_ranks == 1 ? 1 : 3);
-  __shared__ std::int32_t num_pairs_shared;
+/// Lists the groups of a product: part after part, those of all experts.
+__device__ void list_groups(const RouteArgs& args, const LocalExperts& local, Product product,
+                            std::int32_t num_rows, ScanOf32::TempStorage& storage) {
+  TileGroup* groups = groups_of(args.groups, product, local.count, args.num_ranks);
+  // Of several parts, own rows come first, which need not wait for a link.
+  const int num_parts =
+      static_cast<int>(groups_per_expert(product, args.num_ranks, local.count, num_rows));
+  const auto own_part = [&](int expert) {
+    return ExpertPart(args, local, expert, args.rank, args.rank + 1);
+  };
+  const auto part_of = [&](int i) {
+    const int expert = i % local.count;
+    if (num_parts == 1) return ExpertPart(args, local, expert, 0, args.num_ranks);
+    const int part = i / local.count;
+    if (part == 0) return own_part(expert);
+    const bool is_lower = part == 1;
+    return ExpertPart(args, local, expert, is_lower ? 0 : args.rank + 1,
+                      is_lower ? args.rank : args.num_ranks);
+  };
   // First the places of the non-empty groups, then, in a second scan, the pairs before each.
   const std::int32_t num_groups = block_scan(
-      storage, num_parts, [&](int i) { return ExpertPart(args, local, i).rows > 0 ? 1 : 0; },
+      storage, local.count * num_parts, [&](int i) { return part_of(i).rows > 0 ? 1 : 0; },
       [&](int i, std::int32_t place) {
-        const ExpertPart part(args, local, i);
+        const ExpertPart part = part_of(i);
         if (part.rows == 0) return;
+        const int expert = i % local.count;
         const TokenTiling tiling = token_tiling(part.rows);
-        args.groups[place] = {part.expert,
-                              part.begin,
-                              part.rows,
-                              0,
-                              tiling.num_pairs,
-                              tiling.rows_per_tile,
-                              i < local.count ? 0 : 1,
-                              0};
+        const bool has_pulled_rows =
+            num_parts == 1 ? part.rows > own_part(expert).rows : i >= local.count;
+        groups[place] = {expert,
+                         part.begin,
+                         part.rows,
+                         0,
+                         tiling.num_pairs,
+                         tiling.rows_per_tile,
+                         product == Product::kW13 && has_pulled_rows ? 1 : 0,
+                         0};
       });
   const std::int32_t num_pairs = block_scan(
-      storage, num_groups, [&](int i) { return args.groups[i].num_pairs; },
-      [&](int i, std::int32_t before) { args.groups[i].first_pair = before; });
-  if (threadIdx.x == 0) {
-    num_pairs_shared = num_pairs;
-    args.frame->num_groups = num_groups;
-    args.frame->num_pairs = num_pairs_shared;
-  }
+      storage, num_groups, [&](int i) { return groups[i].num_pairs; },
+      [&](int i, std::int32_t before) { groups[i].first_pair = before; });
+  if (threadIdx.x == 0) args.frame->counts[static_cast<int>(product)] = {num_groups, num_pairs};
 }
 
 __global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant__ RouteArgs args) {
@@ -255,7 +261,8 @@ __global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant_
     args.frame->num_gather_rows = num_gathered;
   }
   __syncthreads();
-  list_groups(args, local, storage);
+  list_groups(args, local, Product::kW13, num_rows, storage);
+  list_groups(args, local, Product::kW2, num_rows, storage);
 }
 
 /// What place() keeps in shared memory: rows of each local expert before each warp's part of the

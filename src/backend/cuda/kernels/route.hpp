@@ -15,7 +15,7 @@ namespace distmoe::cuda {
 struct RouteArgs {
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
-  TileGroup* groups = nullptr;           ///< [max_tile_groups(L, P)]
+  TileGroup* groups = nullptr;           ///< of both products, see groups_of()
   const PeerWindows* windows = nullptr;  ///< [P]
   // Scratch of the three passes.
   std::int32_t* chunk_counts = nullptr;     ///< [P * chunks, E] rows, then rows before the chunk

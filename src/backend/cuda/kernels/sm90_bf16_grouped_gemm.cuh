@@ -280,7 +280,8 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
                         const __grid_constant__ CUtensorMap weights) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   GemmStorage& shared = *reinterpret_cast<GemmStorage*>(shared_bytes);
-  if (args.frame->failed != 0 || args.frame->num_pairs == 0) return;
+  if (args.frame->failed != 0) return;
+  if (args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0) return;
   const std::uint32_t cta_rank = blockIdx.x % kClusterBlocks;
   init_barriers(shared);
   ptx::cluster_sync();

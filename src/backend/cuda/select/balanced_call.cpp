@@ -20,25 +20,24 @@ std::int64_t routes_before(std::int64_t num_routes, std::int64_t num_experts, st
 }
 
 /// Adds a group of `num_rows` rows, if there is one, to the kind that it is of.
-void add_group(BalancedRows& rows, std::int64_t num_rows, bool is_pulled) {
+void add_group(GroupList& groups, std::int64_t num_rows, bool waits_for_pull) {
   if (num_rows == 0) return;
   const auto same = [&](const GroupKind& kind) {
-    return kind.num_rows == num_rows && kind.is_pulled == is_pulled;
+    return kind.num_rows == num_rows && kind.waits_for_pull == waits_for_pull;
   };
-  auto kind = std::ranges::find_if(rows.groups, same);
-  if (kind == rows.groups.end()) {
+  auto kind = std::ranges::find_if(groups.kinds, same);
+  if (kind == groups.kinds.end()) {
     const auto count = static_cast<std::int32_t>(num_rows);
     const TokenTiling tiling = token_tiling(count);
-    rows.groups.push_back({.num_rows = count,
-                           .is_pulled = is_pulled,
-                           .tiling = tiling,
-                           .computed_rows = computed_rows(count, tiling)});
-    kind = std::prev(rows.groups.end());
+    groups.kinds.push_back({.num_rows = count,
+                            .waits_for_pull = waits_for_pull,
+                            .tiling = tiling,
+                            .computed_rows = computed_rows(count, tiling)});
+    kind = std::prev(groups.kinds.end());
   }
   ++kind->count;
-  rows.pulled_rows += is_pulled ? num_rows : 0;
-  rows.computed_rows += kind->computed_rows;
-  rows.num_pairs += kind->tiling.num_pairs;
+  groups.computed_rows += kind->computed_rows;
+  groups.num_pairs += kind->tiling.num_pairs;
 }
 
 }  // namespace
@@ -66,11 +65,26 @@ BalancedRows balanced_rows(const ChoiceInputs& inputs, std::int64_t rank, std::i
   DISTMOE_CHECK(rows.num_rows <= std::numeric_limits<std::int32_t>::max(), kInvalidArgument,
                 num_tokens, " tokens of each of ", inputs.num_ranks, " ranks make ", rows.num_rows,
                 " rows on rank ", rank, "; legal is 2147483647 at most");
-  // Groups stand as the routing kernels list them: local rows, then lower, then higher ranks'.
-  const auto add_part = [&](std::int64_t first_rank, std::int64_t last_rank, bool is_pulled) {
+  // Groups stand as the routing kernels list them.
+  const auto for_experts = [&](std::int64_t first_rank, std::int64_t end_rank, const auto& use) {
     for (std::int64_t expert = 0; expert < rows.num_local_experts; ++expert) {
-      add_group(rows, rows_from(first_rank, last_rank, expert), is_pulled);
+      use(rows_from(first_rank, end_rank, expert), rows_from(rank, rank + 1, expert));
     }
+  };
+  for_experts(0, inputs.num_ranks, [&](std::int64_t all, std::int64_t own) {
+    rows.pulled_rows += all - own;
+    add_group(rows.w2, all, false);
+  });
+  if (groups_per_expert(Product::kW13, inputs.num_ranks, rows.num_local_experts, rows.num_rows) ==
+      1) {
+    for_experts(0, inputs.num_ranks,
+                [&](std::int64_t all, std::int64_t own) { add_group(rows.w13, all, all > own); });
+    return rows;
+  }
+  const auto add_part = [&](std::int64_t first_rank, std::int64_t end_rank, bool waits_for_pull) {
+    for_experts(first_rank, end_rank, [&](std::int64_t part, std::int64_t) {
+      add_group(rows.w13, part, waits_for_pull);
+    });
   };
   add_part(rank, rank + 1, false);
   add_part(0, rank, true);
@@ -93,7 +107,7 @@ ProductLoad product_load(Product product, const ChoiceInputs& inputs, const Cont
   };
   load.weight_tiles = ceil_div(load.m, kWeightRows);
   load.stages = ceil_div(load.k, kStageK);
-  load.cluster_tiles = checked_mul(rows.num_pairs, load.weight_tiles);
+  load.cluster_tiles = checked_mul(rows.of(product).num_pairs, load.weight_tiles);
   load.waves = ceil_div(load.cluster_tiles, choice.clusters());
   if (load.waves > 0) {
     load.fill = static_cast<double>(load.cluster_tiles) /
@@ -103,11 +117,11 @@ ProductLoad product_load(Product product, const ChoiceInputs& inputs, const Cont
   // A warpgroup whose weight rows all lie beyond the matrix computes nothing.
   const std::int64_t computed_m =
       checked_mul(ceil_div(load.m, kWeightRowsPerWarpgroup), kWeightRowsPerWarpgroup);
-  load.computed_flops =
-      checked_product(2, rows.computed_rows, computed_m, checked_mul(load.stages, kStageK));
+  load.computed_flops = checked_product(2, rows.of(product).computed_rows, computed_m,
+                                        checked_mul(load.stages, kStageK));
   const std::int64_t expert_bytes = checked_product(kElementBytes, load.m, load.k);
   load.weight_bytes = checked_mul(rows.active_experts, expert_bytes);
-  load.weight_load_bytes = checked_mul(rows.num_pairs, expert_bytes);
+  load.weight_load_bytes = checked_mul(rows.of(product).num_pairs, expert_bytes);
   return load;
 }
 

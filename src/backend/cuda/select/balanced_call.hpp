@@ -22,21 +22,29 @@ namespace distmoe::cuda {
 struct GroupKind {
   std::int32_t num_rows = 0;  ///< of each
   std::int64_t count = 0;
-  bool is_pulled = false;  ///< rows of other ranks' tokens
+  bool waits_for_pull = false;  ///< W13: it has rows of other ranks' tokens
   TokenTiling tiling;
   std::int64_t computed_rows = 0;  ///< of each
+};
+
+/// The groups of one product.
+struct GroupList {
+  std::int64_t num_pairs = 0;
+  std::int64_t computed_rows = 0;  ///< with what pads instructions
+  std::vector<GroupKind> kinds{};
 };
 
 /// The rows of one rank.
 struct BalancedRows {
   std::int64_t num_tokens = 0;  ///< T, of every rank
   std::int64_t num_rows = 0;
-  std::int64_t pulled_rows = 0;    ///< of them, of other ranks' tokens
-  std::int64_t computed_rows = 0;  ///< with what pads instructions
+  std::int64_t pulled_rows = 0;  ///< of them, of other ranks' tokens
   std::int64_t num_local_experts = 0;
   std::int64_t active_experts = 0;  ///< that have a row
-  std::int64_t num_pairs = 0;
-  std::vector<GroupKind> groups{};
+  GroupList w13{};
+  GroupList w2{};
+
+  const GroupList& of(Product product) const { return product == Product::kW13 ? w13 : w2; }
 };
 
 /// Rows of `rank`, 0 to P - 1. The first rank owns most experts. Throws invalid_argument where rows

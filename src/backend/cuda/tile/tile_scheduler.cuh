@@ -29,8 +29,8 @@ class TileSource {
                         int weight_tiles, bool is_leader)
       : counter_(&frame->next_tile[static_cast<int>(product)]),
         groups_(groups),
-        num_groups_(frame->num_groups),
-        num_tiles_(frame->num_pairs * weight_tiles),
+        num_groups_(frame->counts[static_cast<int>(product)].num_groups),
+        num_tiles_(frame->counts[static_cast<int>(product)].num_pairs * weight_tiles),
         weight_tiles_(weight_tiles),
         lane_(static_cast<int>(threadIdx.x % 32)) {
     if (!is_leader) return;
