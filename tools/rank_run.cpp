@@ -26,6 +26,7 @@
 #include "output_gather.hpp"
 #include "progress.hpp"
 #include "rank_group.hpp"
+#include "rank_launch.hpp"
 #include "report.hpp"
 #include "standard_output.hpp"
 #include "token_split.hpp"
@@ -45,15 +46,6 @@ TensorView rows_of(const TensorView& view, std::int64_t first, std::int64_t coun
           view.dtype,
           {count, view.shape[1]}};
 }
-
-// What every rank gets in the same call. With anything else a rank leaves peers that wait for it.
-bool is_known_to_all_callers(ErrorCode code) {
-  return code == ErrorCode::kInvalidArgument || code == ErrorCode::kCapacityExceeded ||
-         code == ErrorCode::kUnsupported;
-}
-
-// Creating a context tells all ranks why one of them cannot, whatever it is.
-bool is_known_to_all_creators(ErrorCode code) { return code != ErrorCode::kPeerLost; }
 
 /// What the first rank learns from every rank.
 struct RankFacts {
@@ -113,11 +105,7 @@ class RankRun {
   void print(const RunReport& report) const;
   Failure judge(const RunReport& report) const;
 
-  int device() const {
-    return options_.backend == BackendKind::kCuda
-               ? group_.rank() % std::max(cuda::device_count(), 1)
-               : 0;
-  }
+  int device() const { return device_of_rank(options_.rank_setup(), group_.rank()); }
   std::int64_t own_tokens() const { return tokens_per_rank_[own_index()]; }
   std::size_t own_index() const { return static_cast<std::size_t>(group_.rank()); }
 
@@ -376,18 +364,6 @@ Failure RankRun::judge(const RunReport& report) const {
                  ", legal is at most ", options_.tolerance)};
 }
 
-// For steps in which all ranks take part: what happened to this rank alone stays an exception.
-template <typename Step>
-Failure attempt_together(bool (*is_known_to_all)(ErrorCode), const Step& step) {
-  try {
-    step();
-    return {};
-  } catch (const Error& error) {
-    if (!is_known_to_all(error.code())) throw;
-    return failure_of_current_exception();
-  }
-}
-
 Failure set_up(RankRun& run) {
   Failure failure = attempt_together(is_known_to_all_creators, [&] { run.create_context(); });
   if (!failure.happened()) failure = attempt([&] { run.place_tensors(); });
@@ -422,16 +398,8 @@ ExitCode run_steps(RankRun& run) {
 RankOutcome run_rank(const RunOptions& options, const std::shared_ptr<Communicator>& communicator,
                      MemoryMeter& meter, int ranks_in_process) {
   RankRun run(options, communicator, meter, ranks_in_process);
-  try {
-    return {run_steps(run), {}, true};
-  } catch (...) {
-    Failure failure = failure_of_current_exception();
-    failure.exit_code = ExitCode::kRuntimeFailure;
-    run.clean_up();
-    // Peers that are about to find the same mismatch shall say so, not that this rank left.
-    if (failure.error != ErrorCode::kPeerMismatch) communicator->abort(failure.message);
-    return {failure.exit_code, failure, false};
-  }
+  return run_rank_steps(
+      *communicator, [&] { return run_steps(run); }, [&] { run.clean_up(); });
 }
 
 }  // namespace distmoe::tools

@@ -3,12 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 
 #include "core/check.hpp"
-#include "option_values.hpp"
+#include "option_declaration.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -35,12 +34,6 @@ std::chrono::milliseconds parse_timeout(const std::string& text) {
   DISTMOE_CHECK(seconds >= 1e-3 && seconds <= kMaxTimeoutSeconds, kInvalidArgument,
                 "--timeout is '", text, "'; legal: 0.001..", kMaxTimeoutSeconds, " seconds");
   return std::chrono::milliseconds(std::llround(seconds * 1e3));
-}
-
-// An option whose text one function reads.
-CLI::Option* add(CLI::App& app, const std::string& name, const char* type, const char* help,
-                 const std::function<void(const std::string&)>& read) {
-  return app.add_option_function<std::string>(name, read, help)->type_name(type);
 }
 
 std::filesystem::path parse_path(const char* option, const std::string& text) {
@@ -86,14 +79,8 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
       [&](const std::string& text) {
         options.tokens_per_rank = parse_token_counts("--tokens-per-rank", text, kMaxRanks);
       });
-  add(app, "--engine", "threads|mpi",
-      "Ranks are threads of this process, or MPI processes [threads]",
-      [&](const std::string& text) {
-        options.engine = static_cast<Engine>(parse_name("--engine", text, {"threads", "mpi"}));
-      });
-  add(app, "--backend", "cpu|cuda", "Where the experts run [cpu]", [&](const std::string& text) {
-    options.backend = static_cast<BackendKind>(parse_name("--backend", text, {"cpu", "cuda"}));
-  });
+  add_engine_option(app, options.engine);
+  add_backend_option(app, options.backend);
   add(app, "--device-factor", "F", "Rows planned, in units of T*K of a rank [P, the worst case]",
       [&](const std::string& text) {
         options.device_factor = parse_real("--device-factor", text, Zero::kIllegal);
@@ -104,8 +91,7 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
       });
   app.add_flag("--graph", options.graph,
                "Capture the call once in a CUDA graph and replay it (--backend cuda)");
-  add(app, "--timeout", "S", "Seconds to wait for another rank [300]",
-      [&](const std::string& text) { options.timeout = parse_timeout(text); });
+  add_timeout_option(app, options.timeout);
 }
 
 }  // namespace
@@ -118,8 +104,33 @@ const char* to_string(BackendKind backend) noexcept {
   return backend == BackendKind::kCpu ? "cpu" : "cuda";
 }
 
+void add_engine_option(CLI::App& app, Engine& engine) {
+  add(app, "--engine", "threads|mpi",
+      "Ranks are threads of this process, or MPI processes [threads]",
+      [&engine](const std::string& text) {
+        engine = static_cast<Engine>(parse_name("--engine", text, {"threads", "mpi"}));
+      });
+}
+
+void add_backend_option(CLI::App& app, BackendKind& backend) {
+  add(app, "--backend", "cpu|cuda", "Where the experts run [cpu]",
+      [&backend](const std::string& text) {
+        backend = static_cast<BackendKind>(parse_name("--backend", text, {"cpu", "cuda"}));
+      });
+}
+
+void add_timeout_option(CLI::App& app, std::chrono::milliseconds& timeout) {
+  add(app, "--timeout", "S", "Seconds to wait for another rank [300]",
+      [&timeout](const std::string& text) { timeout = parse_timeout(text); });
+}
+
 std::filesystem::path RunOptions::input_path() const {
   return input.empty() ? checkpoint / "routed_experts.safetensors" : input;
+}
+
+RankSetup RunOptions::rank_setup() const {
+  const auto entries = tokens_per_rank ? static_cast<int>(tokens_per_rank->size()) : 1;
+  return {engine, backend, ranks.value_or(entries)};
 }
 
 void add_run_options(CLI::App& app, RunOptions& options) {

@@ -25,6 +25,13 @@ const char* to_string(Engine engine) noexcept;
 /// "cpu", "cuda".
 const char* to_string(BackendKind backend) noexcept;
 
+/// What a command says about its ranks.
+struct RankSetup {
+  Engine engine = Engine::kThreads;
+  BackendKind backend = BackendKind::kCpu;
+  int num_thread_ranks = 1;  ///< where ranks are threads
+};
+
 /// Relative L2 distance that BF16 arithmetic stays within.
 inline constexpr double kDefaultTolerance = 8e-3;
 
@@ -49,8 +56,14 @@ struct RunOptions {
 
   std::filesystem::path input_path() const;
   int num_inputs() const { return input2.empty() ? 1 : 2; }
+  RankSetup rank_setup() const;
   int num_calls() const { return repeat.value_or(num_inputs()); }
 };
+
+/// Options that every command with ranks has, alike.
+void add_engine_option(CLI::App& app, Engine& engine);
+void add_backend_option(CLI::App& app, BackendKind& backend);
+void add_timeout_option(CLI::App& app, std::chrono::milliseconds& timeout);
 
 /// Declares the options; parsing `app` fills `options`, which must outlive it.
 void add_run_options(CLI::App& app, RunOptions& options);

@@ -6,9 +6,8 @@
 
 namespace distmoe::tools {
 
-/// Makes the ranks that `options` ask for and runs them. Reports failures itself. Does not return
-/// where the group broke under MPI: the process ends at once, without MPI_Finalize, because a peer
-/// that is stuck would never let it finish.
+/// Makes the ranks that `options` ask for and runs them, as launch_ranks says. Reports failures
+/// itself.
 ExitCode run_session(const RunOptions& options);
 
 }  // namespace distmoe::tools
