@@ -50,13 +50,23 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
     std::optional<Error> refusal;
     const ForwardCall call = check_at_the_door(context, call_index, arguments, refusal);
+    const auto next = [&](ForwardStep step) {
+      if (arguments.observer != nullptr) (*arguments.observer)(step);
+    };
+    next(ForwardStep::kPublish);
     backend.publish(call, refusal);
+    next(ForwardStep::kRoute);
     backend.route(call);
     context.note_routed(call);
+    next(ForwardStep::kCarve);
     backend.carve(call);
+    next(ForwardStep::kDispatchW13Swiglu);
     backend.dispatch_w13_swiglu(call);
+    next(ForwardStep::kW2Scatter);
     backend.w2_scatter(call);
+    next(ForwardStep::kCombine);
     backend.combine(call);
+    next(ForwardStep::kEnd);
   });
 }
 

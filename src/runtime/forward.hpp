@@ -1,10 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
+
 #include "distmoe/routed_experts.hpp"
 #include "runtime/context_impl.hpp"
 
 namespace distmoe {
+
+/// The steps of a forward call, and its end.
+enum class ForwardStep { kPublish, kRoute, kCarve, kDispatchW13Swiglu, kW2Scatter, kCombine, kEnd };
+
+/// Is told which step this rank takes next, on the thread of the call; on CUDA the steps before it
+/// are enqueued by then.
+using StepObserver = std::function<void(ForwardStep next)>;
 
 /// What a caller of a forward brings.
 struct ForwardArguments {
@@ -13,6 +22,7 @@ struct ForwardArguments {
   const TensorView& y_TD;
   const CallOptions& options;
   bool saves;  ///< the call takes a place in the selected slot, which the caller registers
+  const StepObserver* observer = nullptr;  ///< null: nobody watches
 };
 
 /// The forward sequence of one call.
