@@ -127,8 +127,13 @@ DeviceGraph::~DeviceGraph() = default;
 
 void DeviceGraph::replay() {
   const DeviceScope scope(recording_->device);
-  DISTMOE_CUDA_CHECK(cudaGraphLaunch(recording_->executable, recording_->stream));
+  launch(recording_->stream);
   DISTMOE_CUDA_CHECK(cudaStreamSynchronize(recording_->stream));
+}
+
+void DeviceGraph::launch(void* stream) {
+  const DeviceScope scope(recording_->device);
+  DISTMOE_CUDA_CHECK(cudaGraphLaunch(recording_->executable, static_cast<cudaStream_t>(stream)));
 }
 
 }  // namespace distmoe::cuda

@@ -59,6 +59,8 @@ class DeviceGraph {
 
   /// Returns when the device has done all of it.
   void replay();
+  /// Enqueues it on `stream`, a cudaStream_t of the same device.
+  void launch(void* stream);
 
  private:
   struct Recording;
