@@ -3,8 +3,8 @@
 // Eigen in FP32. Its BF16 is a storage type without products of its own.
 #include <Eigen/Dense>
 
+#include "bench/random_values.hpp"
 #include "dense_library.hpp"
-#include "random_values.hpp"
 
 namespace distmoe::bench {
 namespace {
@@ -18,8 +18,8 @@ class EigenProduct final : public DenseProduct {
         a_(rows_ * num_parts, shape.k),
         b_(shape.k, shape.n),
         c_(rows_ * num_parts, shape.n) {
-    fill_random(std::span(a_.data(), static_cast<std::size_t>(a_.size())), 1);
-    fill_random(std::span(b_.data(), static_cast<std::size_t>(b_.size())), 2);
+    tools::fill_random(std::span(a_.data(), static_cast<std::size_t>(a_.size())), 1);
+    tools::fill_random(std::span(b_.data(), static_cast<std::size_t>(b_.size())), 2);
   }
 
   void run(int part) override {

@@ -5,14 +5,15 @@
 #include <cmath>
 #include <set>
 
-#include "random_values.hpp"
+#include "bench/random_values.hpp"
 #include "threads.hpp"
 
 namespace distmoe::bench {
 namespace {
 
 /// K distinct experts, uniformly.
-void choose_experts(RandomBits& random, std::int64_t num_experts, std::span<std::int32_t> ids) {
+void choose_experts(tools::RandomBits& random, std::int64_t num_experts,
+                    std::span<std::int32_t> ids) {
   for (auto id = ids.begin(); id != ids.end(); ++id) {
     do {
       *id = static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(num_experts)));
@@ -28,8 +29,9 @@ LayerWeights::LayerWeights(const LayerShape& shape)
                                     shape.hidden_dim)),
       w2_(w13_.size() / 2) {
   // Keeps the variance of what goes in, as trained layers do.
-  fill_random(std::span(w13_), 1, std::sqrt(3.0f / static_cast<float>(shape.hidden_dim)));
-  fill_random(std::span(w2_), 2, std::sqrt(3.0f / static_cast<float>(shape.intermediate_dim)));
+  tools::fill_random(std::span(w13_), 1, std::sqrt(3.0f / static_cast<float>(shape.hidden_dim)));
+  tools::fill_random(std::span(w2_), 2,
+                     std::sqrt(3.0f / static_cast<float>(shape.intermediate_dim)));
 }
 
 ExpertWeights LayerWeights::of(std::int64_t first_expert, std::int64_t num_experts) const {
@@ -75,7 +77,7 @@ ForwardProblem::ForwardProblem(const LayerWeights& weights, std::int64_t num_tok
 void ForwardProblem::fill_inputs() {
   const LayerShape& shape = weights_.shape();
   // The same tokens however many ranks share them.
-  RandomBits random(3);
+  tools::RandomBits random(3);
   for (Rank& rank : ranks_) {
     for (BF16& value : rank.x) value = to_bf16(random.unit());
     for (std::size_t route = 0; route < rank.ids.size();

@@ -4,9 +4,9 @@
 #include <cblas.h>
 #include <dlfcn.h>
 
+#include "bench/random_values.hpp"
 #include "core/checked_math.hpp"
 #include "dense_library.hpp"
-#include "random_values.hpp"
 
 namespace distmoe::bench {
 namespace {
@@ -29,8 +29,8 @@ class OpenBlasProduct final : public DenseProduct {
         b_(static_cast<std::size_t>(k_) * n_),
         c_(static_cast<std::size_t>(m_) * n_ * num_parts) {
     openblas_set_num_threads(1);
-    fill_random(std::span(a_), 1);
-    fill_random(std::span(b_), 2);
+    tools::fill_random(std::span(a_), 1);
+    tools::fill_random(std::span(b_), 2);
   }
 
   void run(int part) override {

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <random>
 
-#include "cublas_peer.hpp"
+#include "bench/cuda/cublas.hpp"
 #include "gemm_check.hpp"
 #include "gemm_problem.hpp"
 
@@ -68,7 +68,7 @@ struct Timer {
   std::vector<std::vector<float>> samples;
 };
 
-void time_problem(const ProblemShape& shape, CublasPeer& cublas, int rounds) {
+void time_problem(const ProblemShape& shape, const tools::Cublas& cublas, int rounds) {
   Problem problem(shape);
   const std::int64_t d = shape.hidden_dim, f = shape.intermediate_dim;
   const int balanced = shape.num_rows() / shape.num_experts();
@@ -92,14 +92,14 @@ void time_problem(const ProblemShape& shape, CublasPeer& cublas, int rounds) {
     timer.mark(1);
     problem.run_w2(nullptr);
     timer.mark(2);
-    if (cublas.is_available()) {
-      cublas.run(problem.w13.get(), tokens.get(), h1.get(), static_cast<int>(2 * f), balanced,
-                 static_cast<int>(d), shape.num_experts(), nullptr);
+    if (cublas.problem().empty()) {
+      cublas.run({static_cast<int>(2 * f), balanced, static_cast<int>(d), shape.num_experts()},
+                 problem.w13.get(), tokens.get(), h1.get(), nullptr);
     }
     timer.mark(3);
-    if (cublas.is_available()) {
-      cublas.run(problem.w2.get(), h2.get(), out.get(), static_cast<int>(d), balanced,
-                 static_cast<int>(f), shape.num_experts(), nullptr);
+    if (cublas.problem().empty()) {
+      cublas.run({static_cast<int>(d), balanced, static_cast<int>(f), shape.num_experts()},
+                 problem.w2.get(), h2.get(), out.get(), nullptr);
     }
     timer.mark(4);
     timer.collect();
@@ -140,14 +140,14 @@ std::vector<int> random_rows(int num_tokens, int num_experts, int top_k) {
   return rows;
 }
 
-void run_sweep(CublasPeer& cublas) {
+void run_sweep(const tools::Cublas& cublas) {
   print_head();
   for (int n : {8, 32, 64, 80, 96, 112, 120, 128, 136, 144, 152}) {
     time_problem({"sweep D4096 F1536", 4096, 1536, 8192, std::vector<int>(66, 2 * n)}, cublas, 7);
   }
 }
 
-void run_models(CublasPeer& cublas) {
+void run_models(const tools::Cublas& cublas) {
   struct Model {
     const char* name;
     int d, f, e, k;
@@ -173,7 +173,8 @@ int run(int argc, char** argv) {
   DISTMOE_BENCH_CUDA(prepare_grouped_gemm());
   if (wants("pulled") && argc > 1 && !run_checks(true)) return 3;
   if (wants("check") && !run_checks(false)) return 3;
-  CublasPeer cublas;
+  const tools::Cublas cublas;
+  if (!cublas.problem().empty()) std::printf("no cuBLAS: %s\n", cublas.problem().c_str());
   if (wants("models")) run_models(cublas);
   if (wants("sweep")) run_sweep(cublas);
   return 0;

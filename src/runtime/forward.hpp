@@ -21,7 +21,7 @@ struct ForwardArguments {
   const ExpertWeights& weights;
   const TensorView& y_TD;
   const CallOptions& options;
-  bool saves;  ///< the call takes a place in the selected slot, which the caller registers
+  bool saves = false;  ///< the call takes a place in the selected slot, which the caller registers
   const StepObserver* observer = nullptr;  ///< null: nobody watches
 };
 

@@ -6,7 +6,7 @@
 
 #include "formats/bf16.hpp"
 
-namespace distmoe::bench {
+namespace distmoe::tools {
 
 /// xorshift64*: quick, since a layer has 300 million weights.
 class RandomBits {
@@ -36,4 +36,4 @@ inline void fill_random(std::span<BF16> values, std::uint64_t seed, float scale 
   for (BF16& value : values) value = to_bf16(scale * random.unit());
 }
 
-}  // namespace distmoe::bench
+}  // namespace distmoe::tools

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Invariant: `distmoe bench` on the CPU times every shape with every number of tokens, checks what
+// it timed, prints one JSON object a row or a table, and exits with 2 or 3 and a reason otherwise.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <sstream>
+
+#include "command_testing.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+class BenchCommand : public CommandTest {
+ protected:
+  CommandResult bench(const Words& more) {
+    Words words = {"env", "CUDA_VISIBLE_DEVICES=", command_path(), "bench", "--rounds", "2"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_words(words);
+  }
+  void expect_refused(int exit_code, const Words& words, const std::string& part) {
+    const CommandResult result = bench(words);
+    EXPECT_EQ(result.exit_code, exit_code) << result.error;
+    EXPECT_NE(result.error.find(part), std::string::npos) << result.error;
+    EXPECT_EQ(result.output, "");
+  }
+};
+
+std::vector<nlohmann::json> rows_of(const CommandResult& result) {
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.error, "");
+  std::vector<nlohmann::json> rows;
+  std::istringstream lines(result.output);
+  for (std::string line; std::getline(lines, line);) {
+    rows.push_back(nlohmann::json::parse(line, nullptr, false));
+    EXPECT_FALSE(rows.back().is_discarded()) << line;
+  }
+  return rows;
+}
+
+TEST_F(BenchCommand, PrintsARowForEveryShapeAndNumberOfTokens) {
+  const auto rows = rows_of(bench(
+      {"--shape", "64,32,8,2", "48,40,6,3", "--tokens", "1", "33", "--ranks", "3", "--json"}));
+  ASSERT_EQ(rows.size(), 4u);
+  std::set<std::pair<std::string, int>> seen;
+  for (const auto& row : rows) {
+    seen.emplace(row["shape"], row["tokens"]);
+    EXPECT_EQ(row["ranks"], 3);
+    EXPECT_EQ(row["engine"], "threads");
+    EXPECT_EQ(row["backend"], "cpu");
+    EXPECT_EQ(row["precision"], "bf16");
+    EXPECT_EQ(row["combine"], "per_route");
+    EXPECT_EQ(row["mode"], "forward");
+    EXPECT_EQ(row["rounds"], 2);
+    for (const char* key : {"median_us", "p10_us", "p90_us", "tflops", "floor_us", "efficiency",
+                            "bound_us", "dense_tflops", "copy_tb_s", "read_tb_s", "rel_l2"}) {
+      ASSERT_TRUE(row[key].is_number()) << key << ": " << row;
+      EXPECT_GT(row[key], 0.0) << key;
+    }
+    EXPECT_LE(row["p10_us"], row["median_us"]);
+    EXPECT_LE(row["median_us"], row["p90_us"]);
+    EXPECT_TRUE(row["link_gb_s"].is_null());
+    EXPECT_EQ(row["repeat_bitwise_equal"], true);
+    EXPECT_EQ(row["dense_tflops"], rows[0]["dense_tflops"]);
+  }
+  const std::set<std::pair<std::string, int>> expected = {
+      {"64,32,8,2", 1}, {"64,32,8,2", 33}, {"48,40,6,3", 1}, {"48,40,6,3", 33}};
+  EXPECT_EQ(seen, expected);
+}
+
+TEST_F(BenchCommand, TimesStepsAlone) {
+  for (const std::string mode : {"dispatch", "gemm", "combine"}) {
+    const auto rows = rows_of(bench({"--shape", "64,32,8,2", "--tokens", "40", "--ranks", "2",
+                                     "--combine", "per_rank", "--mode", mode, "--json"}));
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0]["mode"], mode);
+    EXPECT_EQ(rows[0]["combine"], "per_rank");
+    EXPECT_GT(rows[0]["median_us"], 0.0);
+    EXPECT_EQ(rows[0]["tflops"].is_null(), mode != "gemm");
+    EXPECT_EQ(rows[0]["floor_us"].is_null(), mode == "dispatch");
+  }
+}
+
+TEST_F(BenchCommand, RoutesAsAFileDoes) {
+  // All tokens of both ranks name expert 3, and one route is disabled.
+  SampleInput(5, 2, 64, {3, -1, 3, 1, 3, 2, 3, 0, 3, 1}).write(file("routed"));
+  const auto rows = rows_of(bench({"--shape", "64,32,4,2", "--tokens", "7", "--ranks", "2",
+                                   "--routing", file("routed"), "--json"}));
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0]["routing"], file("routed").string());
+  expect_refused(2, {"--shape", "64,32,4,3", "--tokens", "7", "--routing", file("routed")},
+                 "2 experts a token");
+  expect_refused(2, {"--shape", "64,32,3,2", "--tokens", "7", "--routing", file("routed")},
+                 "names expert 3");
+  expect_refused(2, {"--shape", "64,32,4,2", "--tokens", "7", "--routing", file("none")}, "none");
+}
+
+TEST_F(BenchCommand, PrintsATable) {
+  const CommandResult result =
+      bench({"--shape", "64,32,8,2", "--tokens", "9", "--routing", "zipf"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  for (const char* part : {"forward, 1 rank(s) (threads, cpu, bf16, per_route), routing zipf",
+                           "ceilings: dense", "median us", "efficiency", "64,32,8,2"}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << part << '\n' << result.output;
+  }
+}
+
+TEST_F(BenchCommand, ATimedCallOutsideTheToleranceExitsWith3AfterItsReport) {
+  const CommandResult result =
+      bench({"--shape", "64,32,8,2", "--tokens", "9", "--tolerance", "1e-9", "--json"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_NE(result.error.find("shape 64,32,8,2, 9 tokens: the timed call is outside the tolerance"),
+            std::string::npos)
+      << result.error;
+  EXPECT_GT(result.json()["rel_l2"], 1e-9);
+}
+
+TEST_F(BenchCommand, WrongArgumentsExitWith2) {
+  expect_refused(2, {}, "--shape");
+  expect_refused(2, {"--shape", "64,32,8,9", "--tokens", "4"}, "top_k is 9");
+  expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "x"}, "--tokens is 'x'");
+  expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "4", "--graph"}, "--backend cuda");
+}
+
+TEST_F(BenchCommand, WhatCannotRunHereIsUnsupported) {
+  expect_refused(3, {"--shape", "64,32,8,2", "--tokens", "4", "--mode", "train"}, "unsupported");
+  expect_refused(3, {"--shape", "64,32,8,2", "--tokens", "4", "--backend", "cuda"},
+                 "CUDA is not available");
+}
+
+TEST_F(BenchCommand, RunsUnderMpi) {
+  if (!mpi_problem().empty()) GTEST_SKIP() << mpi_problem();
+  Words words = mpirun(2);
+  words.insert(words.end(), {command_path(), "bench", "--engine", "mpi", "--rounds", "2", "--shape",
+                             "64,32,8,2", "--tokens", "16", "--json"});
+  const auto rows = rows_of(run_words(words));
+  ASSERT_EQ(rows.size(), 1u);
+  EXPECT_EQ(rows[0]["engine"], "mpi");
+  EXPECT_EQ(rows[0]["ranks"], 2);
+  words.insert(words.end(), {"--ranks", "3"});
+  const CommandResult refused = run_words(words);
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_NE(refused.error.find("the launcher started 2 ranks"), std::string::npos) << refused.error;
+}
+
+}  // namespace
+}  // namespace distmoe::tools

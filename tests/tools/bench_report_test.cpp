@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Invariant: a report has one JSON object a row with every documented key, a table with the same
+// figures, and no success for a timed call that was wrong.
+#include "bench/bench_report.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "comparison.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+BenchReport sample_report() {
+  return {.ranks = 2,
+          .engine = "threads",
+          .backend = "cuda",
+          .mode = "forward",
+          .routing = "uniform",
+          .combine = "per_route",
+          .graph = true,
+          .rounds = 21,
+          .tolerance = 8e-3,
+          .machine = "NVIDIA H200",
+          .missing = {"link: no peer access"},
+          .ceilings = {.dense_tflops = 700, .copy_tb_s = 4.25, .read_tb_s = 4.5, .link_gb_s = {}},
+          .rows = {{.shape = "A",
+                    .tokens = 64,
+                    .us = {.median = 200, .p10 = 190, .p90 = 195},
+                    .tflops = 600,
+                    .bound_us = 180,
+                    .floor_us = 150,
+                    .rel_l2 = 0.003},
+                   {.shape = "B",
+                    .tokens = 65,
+                    .us = {.median = 100, .p10 = 95, .p90 = 106},
+                    .tflops = {},
+                    .bound_us = {},
+                    .floor_us = {},
+                    .rel_l2 = 0.004}}};
+}
+
+TEST(BenchReport, JsonHasEveryDocumentedKeyInItsOrder) {
+  std::istringstream lines(json_of(sample_report()));
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  const auto row = nlohmann::ordered_json::parse(line);
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : row.items()) keys.push_back(key);
+  const std::vector<std::string> expected = {
+      "shape",     "tokens",    "ranks",      "engine",   "backend",
+      "precision", "mode",      "graph",      "routing",  "combine",
+      "rounds",    "median_us", "p10_us",     "p90_us",   "unstable",
+      "tflops",    "floor_us",  "efficiency", "bound_us", "dense_tflops",
+      "copy_tb_s", "read_tb_s", "link_gb_s",  "rel_l2",   "repeat_bitwise_equal",
+      "machine"};
+  EXPECT_EQ(keys, expected);
+  EXPECT_EQ(row["shape"], "A");
+  EXPECT_EQ(row["tokens"], 64);
+  EXPECT_EQ(row["ranks"], 2);
+  EXPECT_EQ(row["graph"], true);
+  EXPECT_EQ(row["median_us"], 200);
+  EXPECT_EQ(row["tflops"], 600);
+  EXPECT_EQ(row["efficiency"], 0.75);
+  EXPECT_EQ(row["unstable"], false);
+  EXPECT_EQ(row["dense_tflops"], 700);
+  EXPECT_TRUE(row["link_gb_s"].is_null());
+  ASSERT_TRUE(std::getline(lines, line));
+  const auto other = nlohmann::json::parse(line);
+  EXPECT_EQ(other["unstable"], true);
+  EXPECT_EQ(other["dense_tflops"], 700);
+  for (const char* key : {"tflops", "floor_us", "efficiency", "bound_us"}) {
+    EXPECT_TRUE(other[key].is_null()) << key;
+  }
+  EXPECT_FALSE(std::getline(lines, line));
+}
+
+TEST(BenchReport, TheTableHasTheFiguresAndMarksUnstableRows) {
+  const std::string text = text_of(sample_report());
+  for (const char* part : {"2 rank(s) (threads, cuda, bf16, per_route)", "CUDA graph", "21 rounds",
+                           "NVIDIA H200", "dense 700.00 TFLOP/s", "copy 4.250 TB/s", "link - GB/s",
+                           "not measured: link: no peer access", "200.0", "0.750", "600.00"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << '\n' << text;
+  }
+  std::istringstream lines(text.substr(text.find("\nA ") + 1));
+  std::string line;
+  std::getline(lines, line);
+  EXPECT_EQ(line.find("unstable"), std::string::npos) << line;
+  std::getline(lines, line);
+  EXPECT_NE(line.find("unstable"), std::string::npos) << line;
+}
+
+TEST(BenchJudge, AcceptsARunWhoseRowsAreAllRight) {
+  EXPECT_FALSE(judge(sample_report()).happened());
+  EXPECT_FALSE(judge(BenchReport{}).happened());
+}
+
+TEST(BenchJudge, ARowOutsideTheToleranceIsARuntimeFailureThatNamesIt) {
+  for (const double distance : {0.0081, kInfinitelyFar, std::numeric_limits<double>::quiet_NaN()}) {
+    BenchReport report = sample_report();
+    report.rows[1].rel_l2 = distance;
+    const Failure failure = judge(report);
+    EXPECT_EQ(failure.exit_code, ExitCode::kRuntimeFailure) << distance;
+    EXPECT_EQ(static_cast<int>(failure.exit_code), 3);
+    EXPECT_NE(failure.message.find("shape B, 65 tokens"), std::string::npos) << failure.message;
+    EXPECT_NE(failure.message.find("tolerance"), std::string::npos) << failure.message;
+  }
+  BenchReport report = sample_report();
+  report.rows[1].rel_l2 = 0.0081;
+  EXPECT_NE(text_of(report).find("WRONG: outside the tolerance"), std::string::npos);
+}
+
+TEST(BenchJudge, RepeatsWithOtherBitsAreARuntimeFailure) {
+  BenchReport report = sample_report();
+  report.rows[0].is_bitwise_repeatable = false;
+  const Failure failure = judge(report);
+  EXPECT_EQ(failure.exit_code, ExitCode::kRuntimeFailure);
+  EXPECT_NE(failure.message.find("shape A, 64 tokens"), std::string::npos) << failure.message;
+  EXPECT_NE(text_of(report).find("WRONG: repeats differ"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace distmoe::tools

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Invariant: figures follow from medians of samples and hand-counted work, and what was not
+// measured stays empty.
+#include "bench/bench_summary.hpp"
+
+#include <gtest/gtest.h>
+
+namespace distmoe::tools {
+namespace {
+
+BenchCase sample_case() {
+  BenchCase plan;
+  plan.shape.name = "A";
+  plan.num_tokens = 7;
+  plan.traffic = {
+      .flops = 4e9, .weight_bytes = 1e6, .link_bytes = 2e6, .combine_bytes = 3e6, .rows = 9};
+  return plan;
+}
+
+/// 1e14 FLOP/s, 1e12, 2e12 and 1e11 bytes/s.
+const CeilingSamples kSamples{{9e-8, 1e-8, 1e-9}, {1e-6}, {5e-7}, {1e-5}};
+
+TEST(BenchSummary, RatesAreWorkPerSecondOfTheMedian) {
+  const MachineRates rates = rates_of(kSamples);
+  EXPECT_DOUBLE_EQ(rates.flops.value(), 1e14);
+  const BenchCeilings ceilings = ceilings_of(rates);
+  EXPECT_DOUBLE_EQ(ceilings.dense_tflops.value(), 100);
+  EXPECT_DOUBLE_EQ(ceilings.copy_tb_s.value(), 1);
+  EXPECT_DOUBLE_EQ(ceilings.read_tb_s.value(), 2);
+  EXPECT_DOUBLE_EQ(ceilings.link_gb_s.value(), 100);
+  const MachineRates none = rates_of({{0, 0}, {}, {0}, {0, 0, 0}});
+  EXPECT_FALSE(none.flops || none.copied_bytes || none.read_bytes || none.link_bytes);
+}
+
+TEST(BenchSummary, ARowHasTheRateFloorAndBoundOfItsRank) {
+  const RowSamples samples{{70, 50, 40}, {2e-8}};
+  const BenchRow row =
+      summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 1);
+  EXPECT_EQ(row.shape, "A");
+  EXPECT_EQ(row.tokens, 7);
+  EXPECT_DOUBLE_EQ(row.us.median, 50);
+  EXPECT_DOUBLE_EQ(row.tflops.value(), 80);
+  EXPECT_DOUBLE_EQ(row.floor_us.value(), 40);
+  EXPECT_DOUBLE_EQ(row.efficiency().value(), 0.8);
+  EXPECT_DOUBLE_EQ(row.bound_us.value(), 80);
+  // Two ranks on the device: each has half of its rates, and its own work.
+  const BenchRow shared =
+      summarize_row(sample_case(), BenchMode::kGemm, samples, {}, rates_of(kSamples), 2);
+  EXPECT_DOUBLE_EQ(shared.tflops.value(), 80);
+  EXPECT_DOUBLE_EQ(shared.floor_us.value(), 80);
+  EXPECT_DOUBLE_EQ(shared.bound_us.value(), 160);
+}
+
+TEST(BenchSummary, StepsWithoutProductsHaveNoRate) {
+  const RowSamples samples{{50}, {0}};
+  const BenchRow combine =
+      summarize_row(sample_case(), BenchMode::kCombine, samples, {}, rates_of(kSamples), 1);
+  EXPECT_FALSE(combine.tflops);
+  EXPECT_FALSE(combine.bound_us);
+  EXPECT_DOUBLE_EQ(combine.floor_us.value(), 3);
+  const BenchRow dispatch =
+      summarize_row(sample_case(), BenchMode::kDispatch, samples, {}, rates_of(kSamples), 1);
+  EXPECT_FALSE(dispatch.tflops || dispatch.floor_us || dispatch.efficiency());
+}
+
+TEST(BenchSummary, TheCheckOfTheTimedCallReachesTheRow) {
+  CallCheck check;
+  const std::vector<std::uint16_t> y = {0x3F80};  // 1
+  const std::vector<double> reference = {2.0};
+  check.sums.add({static_cast<const void*>(y.data()), DType::kBF16, {1}},
+                 {static_cast<const void*>(reference.data()), DType::kF64, {1}});
+  check.is_equal = false;
+  const BenchRow row =
+      summarize_row(sample_case(), BenchMode::kForward, {{50}, {}}, check, rates_of(kSamples), 1);
+  EXPECT_DOUBLE_EQ(row.rel_l2, 0.5);
+  EXPECT_FALSE(row.is_bitwise_repeatable);
+}
+
+}  // namespace
+}  // namespace distmoe::tools

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Invariant: a floor is what one rank must compute, read or send at least, by hand-counted
+// examples.
+#include "bench/traffic.hpp"
+
+#include <gtest/gtest.h>
+
+namespace distmoe::tools {
+namespace {
+
+constexpr double kD = 10.0;
+constexpr double kExpertBytes = 3 * 10 * 7 * 2.0;
+
+/// D = 10, F = 7, E = 4, K = 3: ranks 0 and 1 own experts 0, 1 and 2, 3.
+const BenchShape kShape{"", 10, 7, 3, 4, false};
+
+TEST(Traffic, OfOneRankCrossesNoLink) {
+  const std::vector<RoutedTokens> ranks = {{{0, 1, 2, 0, 1, -1}, {}}};
+  const CallTraffic traffic = count_traffic(kShape, ranks, Combine::kPerRoute);
+  EXPECT_EQ(traffic.flops, 6.0 * 2 * 3 * 10 * 7);
+  EXPECT_EQ(traffic.weight_bytes, 3 * kExpertBytes);
+  EXPECT_EQ(traffic.link_bytes, 0.0);
+  EXPECT_EQ(traffic.combine_bytes, (6 + 2) * kD * 2);
+  EXPECT_EQ(traffic.rows, 5);
+}
+
+TEST(Traffic, ATokenCrossesToARankOnceAndItsRoutesReturn) {
+  // Rank 0's tokens name two, and then no, experts of rank 1; rank 1's token one of rank 0.
+  const std::vector<RoutedTokens> ranks = {{{0, 2, 3, 0, 1, -1}, {}}, {{1, 2, 3, -1, -1, -1}, {}}};
+  const CallTraffic traffic = count_traffic(kShape, ranks, Combine::kPerRoute);
+  // Out of rank 0: a token and one result. Into rank 0: a token and two results.
+  EXPECT_EQ(traffic.link_bytes, 3 * kD * 2);
+  EXPECT_EQ(traffic.rows, 4);
+  EXPECT_EQ(traffic.weight_bytes, 2 * kExpertBytes);
+  // Summed by rank, one FP32 row returns whatever the routes: a token and a sum each way.
+  EXPECT_EQ(count_traffic(kShape, ranks, Combine::kPerRank).link_bytes, kD * 2 + kD * 4);
+}
+
+TEST(Traffic, ExpertsPerRankBelongToTheirRank) {
+  const BenchShape shape{"", 10, 7, 1, 2, true};
+  const std::vector<RoutedTokens> ranks = {{{0}, {}}, {{3}, {}}};
+  EXPECT_EQ(count_traffic(shape, ranks, Combine::kPerRoute).link_bytes, 0.0);
+}
+
+TEST(Floor, IsTheLargestOfComputeWeightsAndLink) {
+  CallTraffic traffic{
+      .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};
+  MachineRates rates{.flops = 100, .copied_bytes = 100, .read_bytes = 100, .link_bytes = 100};
+  EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 3e6);
+  rates.link_bytes = 1000;
+  EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 2e6);
+  rates.copied_bytes = 1000;
+  EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 1e6);
+  EXPECT_DOUBLE_EQ(combine_floor_us(traffic, rates).value(), 50e3);
+}
+
+TEST(Floor, NeedsComputeAndMemoryRatesButNoLink) {
+  const CallTraffic traffic{
+      .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};
+  EXPECT_DOUBLE_EQ(
+      forward_floor_us(traffic,
+                       {.flops = 100, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}})
+          .value(),
+      2e6);
+  EXPECT_FALSE(forward_floor_us(
+      traffic, {.flops = {}, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}}));
+  EXPECT_FALSE(combine_floor_us(traffic, {}));
+}
+
+}  // namespace
+}  // namespace distmoe::tools

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/bench_options.hpp"
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <limits>
+
+#include "core/check.hpp"
+#include "option_declaration.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
+constexpr int kMaxRanks = 1024;
+constexpr int kMaxRounds = 10000;
+constexpr int kMaxRows = 64;
+
+constexpr std::array kModes = {"forward", "dispatch", "gemm", "combine", "train"};
+
+constexpr const char* kFooter =
+    "A shape is a model of 'distmoe plan --help' or D,F,E,K; '@L' after it gives every rank L "
+    "experts.\n'each' stands for Mixtral-8x7B, DeepSeek-V3@32, Qwen3-235B-A22B, gpt-oss-120b,\n"
+    "Qwen3-30B-A3B and OLMoE-1B-7B.\n\n"
+    "Modes: forward = the whole call; dispatch = publishing and ordering the routes; gemm = both\n"
+    "products with the rows that travel inside them; combine = the weighted sum.\n\n"
+    "Exit code: 0, 2 wrong arguments or files, 3 failure at run time, or a timed call that was "
+    "wrong.\n\n"
+    "Examples:\n"
+    "  distmoe bench --shape Qwen3-30B-A3B --tokens 64 1024\n"
+    "  distmoe bench --shape each --tokens 8192 --ranks 2 --backend cuda --json\n"
+    "  distmoe bench --shape 2048,768,64,8 --tokens 1 16 --backend cuda --graph --routing zipf\n"
+    "  mpirun -n 2 distmoe bench --engine mpi --shape 2048,768,64,8 --tokens 512\n";
+
+void add_what_to_measure(CLI::App& app, BenchOptions& options) {
+  app.add_option_function<std::vector<std::string>>(
+         "--shape",
+         [&options](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) {
+             for (BenchShape& shape : parse_bench_shapes(text)) {
+               options.shapes.push_back(std::move(shape));
+             }
+           }
+         },
+         "Layers, up to 64: NAME, D,F,E,K, either with @L, or each")
+      ->type_name("SHAPE")
+      ->expected(1, kMaxRows)
+      ->required();
+  app.add_option_function<std::vector<std::string>>(
+         "--tokens",
+         [&options](const std::vector<std::string>& texts) {
+           for (const std::string& text : texts) {
+             options.tokens.push_back(parse_integer("--tokens", text, 1, kMaxCount));
+           }
+         },
+         "Tokens of each rank in a call (T), up to 64 numbers")
+      ->type_name("N")
+      ->expected(1, kMaxRows)
+      ->required();
+  add(app, "--mode", "forward|dispatch|gemm|combine|train", "What is timed [forward]",
+      [&options](const std::string& text) {
+        options.mode =
+            static_cast<BenchMode>(parse_name("--mode", text, {kModes.begin(), kModes.end()}));
+      });
+  add(app, "--combine", "per_route|per_rank", "As Config::combine [per_route]",
+      [&options](const std::string& text) {
+        options.combine =
+            static_cast<Combine>(parse_name("--combine", text, {"per_route", "per_rank"}));
+      });
+  add(app, "--routing", "uniform|zipf|FILE",
+      "Random experts, or those of a safetensors file as 'run --input' takes [uniform]",
+      [&options](const std::string& text) {
+        DISTMOE_CHECK(!text.empty(), kInvalidArgument,
+                      "--routing is empty; legal: uniform, zipf or a path");
+        options.routing = text == "uniform" ? RoutingKind::kUniform
+                          : text == "zipf"  ? RoutingKind::kZipf
+                                            : RoutingKind::kCaptured;
+        options.routing_file = options.routing == RoutingKind::kCaptured ? text : std::string();
+      });
+  add(app, "--routing-layer", "N", "Layer of that file [0]", [&options](const std::string& text) {
+    options.routing_layer = parse_integer("--routing-layer", text, 0, kMaxCount);
+  });
+}
+
+void add_how_to_measure(CLI::App& app, BenchOptions& options) {
+  add_count(app, "--ranks", "Expert-parallel ranks [1; under mpirun the launcher's]", kMaxRanks,
+            [&options](std::int64_t value) { options.ranks = static_cast<int>(value); });
+  add_engine_option(app, options.engine);
+  add_backend_option(app, options.backend);
+  app.add_flag("--graph", options.graph, "Replay CUDA graphs of the calls (--backend cuda)");
+  add_count(app, "--rounds", "Times that every row is measured, in turn [21]", kMaxRounds,
+            [&options](std::int64_t value) { options.rounds = static_cast<int>(value); });
+  add(app, "--tolerance", "X",
+      "Largest relative L2 distance of the timed call to a plain computation [8e-3]",
+      [&options](const std::string& text) {
+        options.tolerance = parse_real("--tolerance", text, Zero::kLegal);
+      });
+  add_timeout_option(app, options.timeout);
+}
+
+}  // namespace
+
+const char* to_string(BenchMode mode) noexcept { return kModes[static_cast<std::size_t>(mode)]; }
+
+std::string BenchOptions::routing_text() const {
+  switch (routing) {
+    case RoutingKind::kUniform: return "uniform";
+    case RoutingKind::kZipf: return "zipf";
+    case RoutingKind::kCaptured: break;
+  }
+  return routing_file.string();
+}
+
+void add_bench_options(CLI::App& app, BenchOptions& options) {
+  app.footer(kFooter);
+  add_what_to_measure(app, options);
+  add_how_to_measure(app, options);
+  app.add_flag("--json", options.json, "Print one JSON object a row on stdout and nothing else");
+}
+
+}  // namespace distmoe::tools

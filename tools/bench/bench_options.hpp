@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The options of `distmoe bench`, parsed and checked one by one. What depends on files, on each
+// other or on the number of ranks is checked by the run itself.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench/bench_shape.hpp"
+#include "distmoe/config.hpp"
+#include "run_options.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace distmoe::tools {
+
+/// Which steps of a call are timed.
+enum class BenchMode { kForward, kDispatch, kGemm, kCombine, kTrain };
+const char* to_string(BenchMode mode) noexcept;
+
+enum class RoutingKind { kUniform, kZipf, kCaptured };
+
+struct BenchOptions {
+  std::vector<BenchShape> shapes;
+  std::vector<std::int64_t> tokens;  ///< of every rank; each with each shape
+  std::optional<int> ranks;
+  Engine engine = Engine::kThreads;
+  BackendKind backend = BackendKind::kCpu;
+  BenchMode mode = BenchMode::kForward;
+  Combine combine = Combine::kPerRoute;
+  bool graph = false;
+  RoutingKind routing = RoutingKind::kUniform;
+  std::filesystem::path routing_file;  ///< of kCaptured
+  std::int64_t routing_layer = 0;
+  int rounds = 21;
+  double tolerance = kDefaultTolerance;
+  std::chrono::milliseconds timeout = std::chrono::seconds(300);
+  bool json = false;
+
+  RankSetup rank_setup() const { return {engine, backend, ranks.value_or(1)}; }
+  /// "uniform", "zipf" or the file.
+  std::string routing_text() const;
+};
+
+/// Declares the options; parsing `app` fills `options`, which must outlive it.
+void add_bench_options(CLI::App& app, BenchOptions& options);
+
+}  // namespace distmoe::tools

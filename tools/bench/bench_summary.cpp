@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/bench_summary.hpp"
+
+#include <optional>
+
+namespace distmoe::tools {
+namespace {
+
+constexpr double kMicroseconds = 1e6;
+
+/// Work per second of samples in microseconds per unit of work.
+std::optional<double> rate_of(const Samples& us_per_unit) {
+  const double median = spread_of(us_per_unit).median;
+  return median > 0.0 ? std::optional(kMicroseconds / median) : std::nullopt;
+}
+
+std::optional<double> scaled(const std::optional<double>& value, double factor) {
+  return value ? std::optional(*value * factor) : std::nullopt;
+}
+
+}  // namespace
+
+MachineRates rates_of(const CeilingSamples& samples) {
+  return {rate_of(samples.dense), rate_of(samples.copy), rate_of(samples.read),
+          rate_of(samples.link)};
+}
+
+BenchCeilings ceilings_of(const MachineRates& rates) {
+  return {.dense_tflops = scaled(rates.flops, 1e-12),
+          .copy_tb_s = scaled(rates.copied_bytes, 1e-12),
+          .read_tb_s = scaled(rates.read_bytes, 1e-12),
+          .link_gb_s = scaled(rates.link_bytes, 1e-9)};
+}
+
+BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& samples,
+                       const CallCheck& check, const MachineRates& rates, int ranks_per_device) {
+  const double share = 1.0 / ranks_per_device;
+  const MachineRates own{scaled(rates.flops, share), scaled(rates.copied_bytes, share),
+                         scaled(rates.read_bytes, share), scaled(rates.link_bytes, share)};
+  BenchRow row{.shape = plan.shape.name,
+               .tokens = plan.num_tokens,
+               .us = spread_of(samples.us),
+               .tflops = {},
+               .bound_us = {},
+               .floor_us = {},
+               .rel_l2 = check.sums.result().rel_l2,
+               .is_bitwise_repeatable = check.is_equal};
+  if (const auto bound = scaled(rate_of(samples.bound), share)) {
+    row.bound_us = plan.traffic.flops / *bound * kMicroseconds;
+  }
+  switch (mode) {
+    case BenchMode::kForward:
+    case BenchMode::kGemm:
+      row.tflops = plan.traffic.flops / row.us.median * 1e-6;
+      row.floor_us = forward_floor_us(plan.traffic, own);
+      break;
+    case BenchMode::kCombine: row.floor_us = combine_floor_us(plan.traffic, own); break;
+    case BenchMode::kDispatch:
+    case BenchMode::kTrain: break;
+  }
+  return row;
+}
+
+}  // namespace distmoe::tools

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// From the samples of a run to the figures of its report.
+#pragma once
+
+#include <vector>
+
+#include "bench/bench_call.hpp"
+#include "bench/bench_case.hpp"
+#include "bench/bench_report.hpp"
+#include "bench/traffic.hpp"
+
+namespace distmoe::tools {
+
+/// One sample a round, of the slowest rank: microseconds, or microseconds per unit of work of a
+/// ceiling. All 0 where nobody measured.
+using Samples = std::vector<double>;
+
+struct CeilingSamples {
+  Samples dense;  ///< per floating-point operation
+  Samples copy;   ///< per byte
+  Samples read;
+  Samples link;
+};
+
+struct RowSamples {
+  Samples us;
+  Samples bound;  ///< per floating-point operation
+};
+
+/// Of a whole device or machine.
+MachineRates rates_of(const CeilingSamples& samples);
+BenchCeilings ceilings_of(const MachineRates& rates);
+
+/// `ranks_per_device` ranks share the rates.
+BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& samples,
+                       const CallCheck& check, const MachineRates& rates, int ranks_per_device);
+
+}  // namespace distmoe::tools

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/traffic.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "plan/expert_partition.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+constexpr double kBF16Bytes = 2.0;
+constexpr double kF32Bytes = 4.0;
+constexpr double kMicroseconds = 1e6;
+
+/// Rows and bytes of one rank.
+struct RankTraffic {
+  std::int64_t rows = 0;
+  std::int64_t active_experts = 0;
+  double bytes_in = 0.0;
+  double bytes_out = 0.0;
+};
+
+/// Dispatch sends a token once to every rank that it needs; combine returns a row for each of its
+/// routes there, or one sum.
+class LinkCount {
+ public:
+  LinkCount(const BenchShape& shape, Combine combine, std::vector<RankTraffic>& ranks)
+      : row_bytes_(static_cast<double>(shape.hidden_dim)), combine_(combine), ranks_(ranks) {}
+
+  void add_token(std::size_t owner, std::size_t peer, std::int64_t num_routes) {
+    if (owner == peer || num_routes == 0) return;
+    move(owner, peer, row_bytes_ * kBF16Bytes);
+    move(peer, owner,
+         combine_ == Combine::kPerRank ? row_bytes_ * kF32Bytes
+                                       : row_bytes_ * kBF16Bytes * static_cast<double>(num_routes));
+  }
+
+ private:
+  void move(std::size_t from, std::size_t to, double bytes) {
+    ranks_[from].bytes_out += bytes;
+    ranks_[to].bytes_in += bytes;
+  }
+
+  double row_bytes_;
+  Combine combine_;
+  std::vector<RankTraffic>& ranks_;
+};
+
+std::optional<double> time_at(double work, const std::optional<double>& rate) {
+  if (work == 0.0) return 0.0;
+  if (!rate || *rate <= 0.0) return std::nullopt;
+  return work / *rate * kMicroseconds;
+}
+
+}  // namespace
+
+CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
+                          Combine combine) {
+  const auto size = static_cast<std::int64_t>(ranks.size());
+  const std::int64_t num_experts = shape.experts_of(static_cast<int>(size));
+  std::vector<RankTraffic> traffic(ranks.size());
+  std::vector<std::int64_t> rows_per_expert(static_cast<std::size_t>(num_experts));
+  std::vector<std::int64_t> routes_to(ranks.size());
+  LinkCount link(shape, combine, traffic);
+  std::int64_t num_routes = 0;
+  for (std::size_t owner = 0; owner < ranks.size(); ++owner) {
+    const std::vector<std::int32_t>& ids = ranks[owner].ids;
+    num_routes = std::max(num_routes, std::ssize(ids));
+    for (auto row = ids.begin(); row != ids.end(); row += shape.top_k) {
+      std::ranges::fill(routes_to, 0);
+      for (auto id = row; id != row + shape.top_k; ++id) {
+        if (*id < 0) continue;
+        ++rows_per_expert[static_cast<std::size_t>(*id)];
+        ++routes_to[static_cast<std::size_t>(expert_owner(num_experts, size, *id))];
+      }
+      for (std::size_t peer = 0; peer < ranks.size(); ++peer) {
+        traffic[peer].rows += routes_to[peer];
+        link.add_token(owner, peer, routes_to[peer]);
+      }
+    }
+  }
+  for (std::int64_t expert = 0; expert < num_experts; ++expert) {
+    if (rows_per_expert[static_cast<std::size_t>(expert)] == 0) continue;
+    ++traffic[static_cast<std::size_t>(expert_owner(num_experts, size, expert))].active_experts;
+  }
+
+  const double expert_weights =
+      3.0 * static_cast<double>(shape.hidden_dim) * static_cast<double>(shape.intermediate_dim);
+  const double token_bytes = static_cast<double>(shape.hidden_dim) * kBF16Bytes;
+  CallTraffic call;
+  call.flops = 2.0 * static_cast<double>(num_routes) * expert_weights;
+  const std::int64_t num_tokens = num_routes / shape.top_k;
+  call.combine_bytes = static_cast<double>(num_routes + num_tokens) * token_bytes;
+  for (const RankTraffic& rank : traffic) {
+    call.weight_bytes = std::max(
+        call.weight_bytes, static_cast<double>(rank.active_experts) * expert_weights * kBF16Bytes);
+    call.link_bytes = std::max({call.link_bytes, rank.bytes_in, rank.bytes_out});
+    call.rows = std::max(call.rows, rank.rows);
+  }
+  return call;
+}
+
+std::optional<double> forward_floor_us(const CallTraffic& traffic, const MachineRates& rates) {
+  const std::optional<double> compute = time_at(traffic.flops, rates.flops);
+  const std::optional<double> weights = time_at(traffic.weight_bytes, rates.copied_bytes);
+  const std::optional<double> link = time_at(traffic.link_bytes, rates.link_bytes);
+  // NOTE: ranks of one device or machine have no link between them whose rate could be measured.
+  if (!compute || !weights) return std::nullopt;
+  return std::max({*compute, *weights, link.value_or(0.0)});
+}
+
+std::optional<double> combine_floor_us(const CallTraffic& traffic, const MachineRates& rates) {
+  return time_at(traffic.combine_bytes, rates.copied_bytes);
+}
+
+}  // namespace distmoe::tools

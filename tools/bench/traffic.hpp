@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a call must compute, read and send, and how long that takes at the rates of a machine: the
+// floor under every time.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "bench/bench_routing.hpp"
+#include "bench/bench_shape.hpp"
+#include "distmoe/config.hpp"
+
+namespace distmoe::tools {
+
+/// Of one call. Where ranks differ, of the rank that has most.
+struct CallTraffic {
+  double flops = 0.0;          ///< 6 T K D F, what a rank's tokens cost
+  double weight_bytes = 0.0;   ///< of the experts that get a row
+  double link_bytes = 0.0;     ///< that cross to or from a rank, in the busier direction
+  double combine_bytes = 0.0;  ///< results of the rank's routes read, y written
+  std::int64_t rows = 0;       ///< that a rank receives
+};
+
+/// `ranks` holds the tokens of every rank, T each.
+CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
+                          Combine combine);
+
+/// Rates of one rank's share of its machine, per second. Empty: not measured, or there is none.
+struct MachineRates {
+  std::optional<double> flops;         ///< of a dense BF16 product
+  std::optional<double> copied_bytes;  ///< bytes read and bytes written by a copy, added
+  std::optional<double> read_bytes;
+  std::optional<double> link_bytes;  ///< one direction, while the other is as busy
+};
+
+/// The largest of compute, weights at the copy rate and link, in microseconds. Empty where a rate
+/// that it needs is.
+std::optional<double> forward_floor_us(const CallTraffic& traffic, const MachineRates& rates);
+/// Of the weighted sum alone.
+std::optional<double> combine_floor_us(const CallTraffic& traffic, const MachineRates& rates);
+
+}  // namespace distmoe::tools
