@@ -13,10 +13,12 @@ namespace distmoe::cuda {
 enum class FaultKind : std::int32_t {
   kNone = 0,
   kBadExpertId = 1,       ///< index = token * K + k, actual = the id, expected = E
-  kCapacityExceeded = 2,  ///< rank = overflowing rank, expected = rows of the plan, actual = rows
+  kCapacityExceeded = 2,  ///< rank = overflowing rank, expected = rows of the plan, actual = rows,
+                          ///< index = 1 where a token names an expert twice
   kPeerTimeout = 3,       ///< rank = the peer, expected and actual = epochs
   kGatherTimeout = 4,     ///< index = chunk of the gather buffer, expected and actual = epochs
   kRefusedByPeer = 5,     ///< rank = the one whose host refused its arguments
+  kFailedOnPeer = 6,      ///< rank = the peer whose call failed while this rank's had not
 };
 
 /// The first fault of a call; words are made of it on the host.

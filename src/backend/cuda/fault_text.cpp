@@ -18,8 +18,11 @@ void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup
                   concat("call ", call, " routes more rows to rank ", fault.rank,
                          " than the memory plan has: ", fault.actual, " required, ", fault.expected,
                          " available (this is rank ", setup.rank,
-                         "); a larger device_scratch_capacity_factor plans for more, and "
-                         "distinct_experts = false for tokens that name an expert twice"));
+                         "); a larger device_scratch_capacity_factor plans for more",
+                         setup.config.distinct_experts && fault.index != 0
+                             ? "; a token names an expert twice, which distinct_experts = false "
+                               "plans for"
+                             : ""));
     case FaultKind::kPeerTimeout:
       throw_error(ErrorCode::kPeerLost,
                   concat("call ", call, ": rank ", fault.rank, " did not arrive within ",
@@ -33,6 +36,10 @@ void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup
       throw_error(ErrorCode::kInvalidArgument,
                   concat("rank ", fault.rank, " refused its arguments of call ", call,
                          " (this is rank ", setup.rank, ")"));
+    case FaultKind::kFailedOnPeer:
+      throw_error(ErrorCode::kPeerLost, concat("call ", call, ": rank ", fault.rank,
+                                               " gave the call up and has no results for rank ",
+                                               setup.rank, "; its own error says why"));
     case FaultKind::kNone: break;
   }
   throw_error(ErrorCode::kInternal, concat("unknown fault ", static_cast<int>(fault.kind)));

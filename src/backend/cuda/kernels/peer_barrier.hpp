@@ -9,6 +9,13 @@
 
 namespace distmoe::cuda {
 
+/// What a launch does of a barrier.
+enum class BarrierPart : std::int32_t {
+  kWhole = 0,
+  kSignal = 1,  ///< tells the peers that this rank is here
+  kWait = 2,    ///< waits for the peers; after a launch of kSignal
+};
+
 struct PeerBarrierArgs {
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
@@ -16,6 +23,7 @@ struct PeerBarrierArgs {
   std::int32_t rank = 0;
   std::int32_t num_ranks = 1;
   PeerBarrier barrier = PeerBarrier::kPublished;
+  BarrierPart part = BarrierPart::kWhole;
   std::uint64_t timeout_ns = 0;
 };
 
