@@ -80,19 +80,38 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
   const std::int64_t routes = checked_mul(config.max_tokens, config.top_k);
   const std::int64_t row_bytes = checked_mul(config.hidden_dim, kBF16Bytes);
   const std::int64_t gathered = cuda_gather_rows(config, ep_size, total_rows);
+  const bool per_rank = config.combine == Combine::kPerRank;
   if (ep_size > 1) {
     add(buffers.communication, buffer_name::kDispatchWindow, config.max_tokens, row_bytes);
     add(buffers.communication, buffer_name::kFlagWindow, ep_size, cuda_layout::kFlagBytesPerRank);
   }
+  const std::int64_t score_bytes =
+      per_rank && ep_size > 1 ? align_up(checked_mul(routes, kFloatBytes)) : 0;
   add_buffer(buffers.communication, buffer_name::kIdWindow,
-             checked_add(cuda_layout::kIdHeaderBytes, align_up(checked_mul(routes, kInt32Bytes))));
-  add(buffers.communication, buffer_name::kCombineWindow, routes, row_bytes);
+             checked_add(cuda_score_offset(config), score_bytes));
+  if (!per_rank) {
+    add(buffers.communication, buffer_name::kCombineWindow, routes, row_bytes);
+  } else if (ep_size > 1) {
+    add(buffers.communication, buffer_name::kCombineWindow,
+        checked_mul(config.max_tokens, cuda_sums_per_token(config, ep_size)),
+        checked_mul(config.hidden_dim, kFloatBytes));
+  }
 
   add(buffers.metadata, buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
   add(buffers.metadata, buffer_name::kTokenRowAddress, total_rows, kInt64Bytes);
-  add(buffers.metadata, buffer_name::kResultRowAddress, total_rows, kInt64Bytes);
+  if (per_rank) {
+    add(buffers.metadata, buffer_name::kRowOfRoute, routes, kInt32Bytes);
+  } else {
+    add(buffers.metadata, buffer_name::kResultRowAddress, total_rows, kInt64Bytes);
+  }
   add(buffers.metadata, buffer_name::kGatherIndex, total_rows, kInt32Bytes);
   add(buffers.metadata, buffer_name::kGatherSource, gathered, kInt64Bytes);
+  if (per_rank && ep_size > 1) {
+    const std::int64_t summed = checked_mul(gathered, config.top_k);
+    add(buffers.metadata, buffer_name::kSumAddress, gathered, kInt64Bytes);
+    add(buffers.metadata, buffer_name::kSumRows, summed, kInt32Bytes);
+    add(buffers.metadata, buffer_name::kSumScores, summed, kFloatBytes);
+  }
   add(buffers.metadata, buffer_name::kExpertBegin, checked_add(num_local_experts, 1), kInt32Bytes);
   add(buffers.metadata, buffer_name::kRowsPerRank, ep_size, kInt64Bytes);
   add(buffers.metadata, buffer_name::kRowsPerExpert, config.num_experts, kInt64Bytes);
@@ -164,6 +183,15 @@ std::string saved_buffer_name(std::string_view name) { return "saved " + std::st
 
 std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows) {
   return std::min(total_rows, checked_mul(config.max_tokens, ep_size - 1));
+}
+
+std::int64_t cuda_score_offset(const Config& config) {
+  const std::int64_t routes = checked_mul(config.max_tokens, config.top_k);
+  return checked_add(cuda_layout::kIdHeaderBytes, align_up(checked_mul(routes, kInt32Bytes)));
+}
+
+std::int64_t cuda_sums_per_token(const Config& config, std::int64_t ep_size) {
+  return std::min(config.top_k, ep_size - 1);
 }
 
 ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,

@@ -52,6 +52,9 @@ inline constexpr const char* kTokenRowAddress = "token row addresses";
 inline constexpr const char* kResultRowAddress = "result row addresses";
 inline constexpr const char* kGatherIndex = "gather index of a row";
 inline constexpr const char* kGatherSource = "gather sources";
+inline constexpr const char* kSumAddress = "addresses of sums";
+inline constexpr const char* kSumRows = "rows of sums";
+inline constexpr const char* kSumScores = "scores of sums";
 inline constexpr const char* kRowsPerRank = "rows per rank";
 inline constexpr const char* kRowsPerExpert = "rows per expert";
 inline constexpr const char* kCallState = "call state";
@@ -76,6 +79,12 @@ struct ContextBuffers {
 
 /// Rows of the gather buffer of a CUDA context at most: one per (token, peer).
 std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows);
+
+/// Where the published scores lie in the id window of a CUDA context that combines per rank.
+std::int64_t cuda_score_offset(const Config& config);
+
+/// Sums that a token's owner receives at most, one from every peer that has a route of it.
+std::int64_t cuda_sums_per_token(const Config& config, std::int64_t ep_size);
 
 /// The buffers of one of `ep_size` ranks whose plan takes `total_rows` received rows (padding not
 /// counted) and whose largest rank owns `num_local_experts_max` experts. `config` is valid. Throws

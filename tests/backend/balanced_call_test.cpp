@@ -143,5 +143,23 @@ TEST(ForwardLaunches, NoneIsEmptyAndASingleRankMeetsNobody) {
   }
 }
 
+TEST(ForwardLaunches, PerRankSendsSumsBeforeItMeetsThePeers) {
+  ChoiceInputs inputs = qwen();
+  inputs.combine = Combine::kPerRank;
+  const auto names_of = [&] {
+    std::string names;
+    for (const NamedLaunch& launch : forward_launches(inputs, choose_kernels(inputs), 0, 5, 8)) {
+      names += std::string(launch.kernel) + " ";
+    }
+    return names;
+  };
+  EXPECT_NE(names_of().find("w2_scatter combine_ranks keep_fault "), std::string::npos)
+      << names_of();
+  inputs.num_ranks = 3;
+  EXPECT_NE(names_of().find("w2_scatter rank_sums peer_barrier combine_ranks keep_fault "),
+            std::string::npos)
+      << names_of();
+}
+
 }  // namespace
 }  // namespace distmoe::cuda

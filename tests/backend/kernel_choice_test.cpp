@@ -24,6 +24,26 @@ TEST(KernelChoice, AWholeDeviceIsUsedByItsOnlyRank) {
   EXPECT_EQ(choice.publish_blocks, 4 * 132);
 }
 
+TEST(KernelChoice, SumsAreSentPerRankToPeersAlone) {
+  ChoiceInputs inputs = qwen();
+  inputs.num_ranks = 2;
+  EXPECT_EQ(choose_kernels(inputs).rank_sum_blocks, 0);
+  inputs.combine = Combine::kPerRank;
+  EXPECT_EQ(choose_kernels(inputs).rank_sum_blocks, 8 * 132);
+  inputs.num_ranks = 1;
+  EXPECT_EQ(choose_kernels(inputs).rank_sum_blocks, 0);
+}
+
+TEST(KernelChoice, MoreRoutesOfATokenThanRoutingCountsAreRefused) {
+  ChoiceInputs inputs = qwen();
+  inputs.num_experts = 300;
+  inputs.top_k = 255;
+  EXPECT_NO_THROW(choose_kernels(inputs));
+  inputs.top_k = 256;
+  expect_error(
+      ErrorCode::kUnsupported, [&] { choose_kernels(inputs); }, "top_k is 256", "at most 255");
+}
+
 TEST(KernelChoice, RanksShareADeviceWithoutOverlap) {
   ChoiceInputs inputs = qwen();
   inputs.num_ranks = 200;

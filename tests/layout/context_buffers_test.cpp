@@ -92,17 +92,53 @@ TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {
             6 * CpuWorkspaceLayout(small_config()).bytes);
 }
 
+TEST(ContextBuffers, CudaPerRouteHasARowForEveryRoute) {
+  const ContextBuffers buffers =
+      context_buffers(small_config(), 3, {.backend = BackendKind::kCuda}, 384, 4);
+  EXPECT_EQ(bytes_of(buffers.communication, "dispatch window"), 64 * 192);
+  EXPECT_EQ(bytes_of(buffers.communication, "id window"), 128 + 64 * 3 * 4);
+  EXPECT_EQ(bytes_of(buffers.communication, "combine window"), 64 * 3 * 192);
+  EXPECT_EQ(bytes_of(buffers.communication, "flag window"), 128);
+  EXPECT_EQ(bytes_of(buffers.metadata, "result row addresses"), 384 * 8);
+}
+
+TEST(ContextBuffers, CudaPerRankHasAFloatRowForEveryPeerOfATokenAndPublishesScores) {
+  Config config = small_config();
+  config.inference = true;
+  config.combine = Combine::kPerRank;
+  const PlanTarget target{.backend = BackendKind::kCuda};
+  const ContextBuffers three = context_buffers(config, 3, target, 384, 4);
+  EXPECT_EQ(bytes_of(three.communication, "id window"), 128 + 64 * 3 * 4 + 64 * 3 * 4);
+  EXPECT_EQ(cuda_score_offset(config), 128 + 64 * 3 * 4);
+  EXPECT_EQ(bytes_of(three.communication, "combine window"), 64 * 2 * 384);
+  EXPECT_EQ(bytes_of(three.metadata, "row of a route"), 64 * 3 * 4);
+  // Two peers bring at most 128 tokens.
+  EXPECT_EQ(bytes_of(three.metadata, "addresses of sums"), 128 * 8);
+  EXPECT_EQ(bytes_of(three.metadata, "rows of sums"), 128 * 3 * 4);
+  EXPECT_EQ(bytes_of(three.metadata, "scores of sums"), 128 * 3 * 4);
+  EXPECT_EQ(three.metadata.size(), 11u);
+  // More peers than routes: a token has at most K sums.
+  EXPECT_EQ(bytes_of(context_buffers(config, 9, target, 384, 2).communication, "combine window"),
+            64 * 3 * 384);
+  const ContextBuffers one = context_buffers(config, 1, target, 192, 10);
+  EXPECT_EQ(one.communication.size(), 1u);
+  EXPECT_EQ(bytes_of(one.communication, "id window"), 128 + 64 * 3 * 4);
+  EXPECT_EQ(one.metadata.size(), 8u);
+}
+
 TEST(ContextBuffers, NamesAreUnique) {
   Config config = small_config();
   config.combine = Combine::kPerRank;
-  const ContextBuffers buffers = context_buffers(config, 3, {}, 384, 4);
-  std::set<std::string> names;
-  std::size_t count = 0;
-  for (const auto* list :
-       {&buffers.communication, &buffers.metadata, &buffers.control, &buffers.workspace}) {
-    for (const PlanBuffer& buffer : *list) names.insert(buffer.name), ++count;
+  for (const BackendKind backend : {BackendKind::kCpu, BackendKind::kCuda}) {
+    const ContextBuffers buffers = context_buffers(config, 3, {.backend = backend}, 384, 4);
+    std::set<std::string> names;
+    std::size_t count = 0;
+    for (const auto* list :
+         {&buffers.communication, &buffers.metadata, &buffers.control, &buffers.workspace}) {
+      for (const PlanBuffer& buffer : *list) names.insert(buffer.name), ++count;
+    }
+    EXPECT_EQ(names.size(), count);
   }
-  EXPECT_EQ(names.size(), count);
 }
 
 }  // namespace

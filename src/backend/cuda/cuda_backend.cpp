@@ -7,6 +7,7 @@
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
+#include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
@@ -66,6 +67,7 @@ ChoiceInputs choice_inputs(const BackendSetup& setup) {
           .top_k = config.top_k,
           .num_experts = config.num_experts,
           .num_ranks = setup.size,
+          .combine = config.combine,
           .allowed_sms = config.num_sms};
 }
 
@@ -76,8 +78,6 @@ BackendSetup check_device(BackendSetup setup) {
   DISTMOE_CHECK(setup.device >= 0 && setup.device < device_count(), kInvalidArgument,
                 "device must be 0 to ", device_count() - 1, ", got ", setup.device);
   check_supported(choice_inputs(setup));
-  DISTMOE_CHECK(setup.config.combine == Combine::kPerRoute, kUnsupported,
-                "the CUDA backend of this version combines per_route only");
   DISTMOE_CHECK(setup.config.inference, kUnsupported,
                 "the CUDA backend of this version runs inference contexts only");
   DISTMOE_CHECK(setup.plan.host_scratch_bytes == 0, kUnsupported,
@@ -107,9 +107,10 @@ DeviceBias device_bias(const BiasRows& bias) {
           .is_bf16 = bias.dtype == DType::kBF16};
 }
 
-/// A tensor map wants a stride even where there is one expert.
-std::int64_t expert_stride(std::int64_t stride, std::int64_t row_stride, std::int64_t num_rows) {
-  return stride != 0 ? stride : row_stride * num_rows;
+/// A tensor map wants a stride even where there is one expert. Experts may share weights: 0.
+std::int64_t expert_stride(std::int64_t num_experts, std::int64_t stride, std::int64_t row_stride,
+                           std::int64_t num_rows) {
+  return num_experts > 1 ? stride : row_stride * num_rows;
 }
 
 }  // namespace
@@ -125,11 +126,13 @@ CudaBackend::CudaBackend(BackendSetup setup)
   const LayerRegions regions = bytes.scratch_regions(capacity_rows_);
   // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): follows from the regions
   gather_buffer_ = reinterpret_cast<std::uint64_t>(memory_.scratch());
+  h3_ = gather_buffer_;
   h2_ = gather_buffer_ + static_cast<std::uint64_t>(regions.x + regions.h1);
   DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
   DISTMOE_CUDA_CHECK(prepare_route());
   DISTMOE_CUDA_CHECK(prepare_publish());
   DISTMOE_CUDA_CHECK(prepare_peer_barrier());
+  DISTMOE_CUDA_CHECK(prepare_rank_sums());
   DISTMOE_CUDA_CHECK(prepare_combine());
   DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
   DISTMOE_CUDA_CHECK(cudaEventCreateWithFlags(&last_call_done_, cudaEventDisableTiming));
@@ -172,15 +175,20 @@ std::uint64_t CudaBackend::timeout_ns() const {
 
 void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
   if (setup_.size == 1) return;
-  DISTMOE_CUDA_CHECK(
-      launch_peer_barrier({.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-                           .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                           .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
-                           .rank = setup_.rank,
-                           .num_ranks = setup_.size,
-                           .barrier = barrier,
-                           .timeout_ns = timeout_ns()},
-                          stream));
+  PeerBarrierArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+                       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                       .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
+                       .rank = setup_.rank,
+                       .num_ranks = setup_.size,
+                       .barrier = barrier,
+                       .timeout_ns = timeout_ns()};
+  if (order_peers_) {
+    args.part = BarrierPart::kSignal;
+    DISTMOE_CUDA_CHECK(launch_peer_barrier(args, stream));
+    order_peers_(stream);
+    args.part = BarrierPart::kWait;
+  }
+  DISTMOE_CUDA_CHECK(launch_peer_barrier(args, stream));
 }
 
 void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
@@ -195,6 +203,11 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
                    .ids = call.topk_ids_TK.data,
                    .id_token_stride = call.topk_ids_TK.strides[0],
                    .id_k_stride = call.topk_ids_TK.strides[1],
+                   .scores = call.topk_scores_TK.data,
+                   .score_token_stride = call.topk_scores_TK.strides[0],
+                   .score_k_stride = call.topk_scores_TK.strides[1],
+                   .scores_window = score_window(),
+                   .scores_are_bf16 = call.topk_scores_TK.dtype == DType::kBF16,
                    .is_refused = refusal.has_value(),
                    .ids_are_64_bit = call.topk_ids_TK.dtype == DType::kI64,
                    .num_tokens = static_cast<std::int32_t>(call.num_tokens),
@@ -226,6 +239,7 @@ void CudaBackend::route(const ForwardCall& call) {
       .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
       .result_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress),
       .gather_source = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
+      .sums = sum_tables(),
       .x = address_of(call.x_TD),
       .x_stride_bytes = row_stride_bytes(call.x_TD),
       .gather_buffer = gather_buffer_,
@@ -238,6 +252,46 @@ void CudaBackend::route(const ForwardCall& call) {
       .chunks_per_rank =
           static_cast<std::int32_t>(route_chunks_per_rank(setup_.config.max_tokens))};
   DISTMOE_CUDA_CHECK(launch_route(args, stream_of(call)));
+}
+
+bool CudaBackend::combines_per_rank() const { return setup_.config.combine == Combine::kPerRank; }
+
+std::uint64_t CudaBackend::score_window() const {
+  if (!combines_per_rank() || setup_.size == 1) return 0;
+  return memory_.address(buffer_name::kIdWindow) +
+         static_cast<std::uint64_t>(cuda_score_offset(setup_.config));
+}
+
+SumTables CudaBackend::sum_tables() const {
+  if (!combines_per_rank()) return {};
+  const std::int64_t row_bytes =
+      setup_.config.hidden_dim * static_cast<std::int64_t>(sizeof(float));
+  return {.row_of_route = memory_.buffer_of<std::int32_t>(buffer_name::kRowOfRoute),
+          .address = memory_.buffer_of<std::uint64_t>(buffer_name::kSumAddress),
+          .rows = memory_.buffer_of<std::int32_t>(buffer_name::kSumRows),
+          .scores = memory_.buffer_of<float>(buffer_name::kSumScores),
+          .score_offset = cuda_score_offset(setup_.config),
+          .bytes_per_token = cuda_sums_per_token(setup_.config, setup_.size) * row_bytes,
+          .row_bytes = row_bytes};
+}
+
+void CudaBackend::send_rank_sums(cudaStream_t stream) {
+  if (!combines_per_rank() || setup_.size == 1) return;
+  const SumTables sums = sum_tables();
+  DISTMOE_CUDA_CHECK(
+      launch_rank_sums({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                        .h3 = h3_,
+                        .address = sums.address,
+                        .rows = sums.rows,
+                        .scores = sums.scores,
+                        .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+                        .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim)},
+                       choice_.rank_sum_blocks, stream));
+}
+
+RowTable CudaBackend::result_rows() const {
+  if (combines_per_rank()) return {.base = h3_, .stride_bytes = setup_.config.hidden_dim * 2};
+  return {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress)};
 }
 
 GroupedGemmArgs CudaBackend::product_args(Product product) const {
@@ -281,7 +335,7 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
       .gate = experts.gate,
       .row_stride = experts.w13_row_stride,
       .half_stride = experts.up - experts.gate,
-      .expert_stride = expert_stride(experts.w13_expert_stride, experts.w13_row_stride,
+      .expert_stride = expert_stride(num_local, experts.w13_expert_stride, experts.w13_row_stride,
                                      2 * setup_.config.intermediate_dim)};
   DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
                              setup_.config.hidden_dim, &map),
@@ -296,7 +350,7 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
   if (num_local > 0) {
     GroupedGemmArgs args = product_args(Product::kW2);
     args.tokens = h2_rows();
-    args.result.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress);
+    args.result = result_rows();
     args.bias = device_bias(call.experts.bias2);
     args.m = static_cast<std::int32_t>(setup_.config.hidden_dim);
     args.k = static_cast<std::int32_t>(setup_.config.intermediate_dim);
@@ -304,32 +358,40 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
     const W2Layout layout{
         .data = call.experts.w2,
         .row_stride = call.experts.w2_row_stride,
-        .expert_stride = expert_stride(call.experts.w2_expert_stride, call.experts.w2_row_stride,
-                                       setup_.config.hidden_dim)};
+        .expert_stride = expert_stride(num_local, call.experts.w2_expert_stride,
+                                       call.experts.w2_row_stride, setup_.config.hidden_dim)};
     DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
                               setup_.config.intermediate_dim, &map),
                   kInternal, "no tensor map for w2");
     DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, choice_.persistent_blocks, stream_of(call)));
   }
+  send_rank_sums(stream_of(call));
   meet_peers(PeerBarrier::kResultsStored, stream_of(call));
 }
 
 void CudaBackend::combine(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
   const TensorView& scores = call.topk_scores_TK;
-  const CombineArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-                         .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                         .results = memory_.address(buffer_name::kCombineWindow),
-                         .ids = published_ids(memory_.address(buffer_name::kIdWindow)),
-                         .scores = scores.data,
-                         .score_token_stride = scores.strides[0],
-                         .score_k_stride = scores.strides[1],
-                         .scores_are_bf16 = scores.dtype == DType::kBF16,
-                         .num_tokens = static_cast<std::int32_t>(call.num_tokens),
-                         .top_k = static_cast<std::int32_t>(setup_.config.top_k),
-                         .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim),
-                         .y = address_of(call.y_TD),
-                         .y_stride_bytes = row_stride_bytes(call.y_TD)};
+  const CombineArgs args{
+      .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+      .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+      .results = memory_.address(buffer_name::kCombineWindow),
+      .ids = published_ids(memory_.address(buffer_name::kIdWindow)),
+      .scores = scores.data,
+      .score_token_stride = scores.strides[0],
+      .score_k_stride = scores.strides[1],
+      .scores_are_bf16 = scores.dtype == DType::kBF16,
+      .num_tokens = static_cast<std::int32_t>(call.num_tokens),
+      .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+      .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim),
+      .y = address_of(call.y_TD),
+      .y_stride_bytes = row_stride_bytes(call.y_TD),
+      .row_of_route = sum_tables().row_of_route,
+      .h3 = h3_,
+      .sums_per_token = static_cast<std::int32_t>(cuda_sums_per_token(setup_.config, setup_.size)),
+      .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
+      .num_ranks = setup_.size,
+      .rank = setup_.rank};
   DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   DISTMOE_CUDA_CHECK(cudaStreamIsCapturing(stream_of(call), &capture));

@@ -6,11 +6,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.hpp"
 #include "backend/cuda/device_memory.hpp"
 #include "backend/cuda/kernels/call_state.hpp"
+#include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/peer_windows.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
@@ -41,6 +44,15 @@ class CudaBackend final : public Backend {
   RoutingLoad load() override;
   std::int64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
 
+  /// For tests that look at what routing and dispatch left behind.
+  const DeviceMemory& memory() const { return memory_; }
+  /// For tools under which kernels of one device follow each other, so that none may wait for
+  /// another (compute-sanitizer): every barrier becomes a kernel that signals and one that waits,
+  /// and between them `order` makes `stream` wait for what the peers' streams hold so far.
+  void split_barriers(std::function<void(cudaStream_t stream)> order) {
+    order_peers_ = std::move(order);
+  }
+
  private:
   /// The caller's stream, or the context's own.
   cudaStream_t stream_of(const ForwardCall& call) const;
@@ -52,6 +64,13 @@ class CudaBackend final : public Backend {
   void copy_from_device(void* out, const void* source, std::size_t bytes);
   GroupedGemmArgs product_args(Product product) const;
   RowTable h2_rows() const;
+  /// Where W2 stores its rows.
+  RowTable result_rows() const;
+  bool combines_per_rank() const;
+  /// Where the peers read this rank's scores; 0 where they do not.
+  std::uint64_t score_window() const;
+  SumTables sum_tables() const;
+  void send_rank_sums(cudaStream_t stream);
   std::uint64_t timeout_ns() const;
 
   BackendSetup setup_;
@@ -63,6 +82,8 @@ class CudaBackend final : public Backend {
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
   std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
   std::uint64_t h2_;             ///< BF16 [R, F]
+  std::uint64_t h3_;  ///< BF16 [R, D], with combine per_rank: in place of the gathered rows
+  std::function<void(cudaStream_t)> order_peers_;
   std::vector<std::int64_t> rows_per_rank_;
   std::vector<std::int64_t> rows_per_expert_;
 };

@@ -2,11 +2,12 @@
 //
 // One block a token; a thread owns 8 columns at a time. The product and the sum each round once, as
 // the CPU's do.
-#include <cuda_bf16.h>
-
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/load_kernels.hpp"
+#include "backend/cuda/kernels/score.cuh"
+#include "backend/cuda/kernels/weighted_row.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
+#include "plan/expert_partition.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -14,32 +15,8 @@ namespace {
 constexpr int kColumns = 8;
 constexpr std::uint32_t kTwoNaNs = 0x7FFF7FFFu;
 
-__device__ float load_score(const CombineArgs& args, std::int64_t token, int k) {
-  const std::int64_t offset = token * args.score_token_stride + k * args.score_k_stride;
-  return args.scores_are_bf16
-             ? __bfloat162float(static_cast<const __nv_bfloat16*>(args.scores)[offset])
-             : static_cast<const float*>(args.scores)[offset];
-}
-
-__device__ void add_scaled(const uint4& packed, float score, float (&sums)[kColumns]) {
-  const std::uint32_t words[4] = {packed.x, packed.y, packed.z, packed.w};
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const float low = __uint_as_float(words[i] << 16);
-    const float high = __uint_as_float(words[i] & 0xFFFF0000u);
-    sums[2 * i] = __fadd_rn(sums[2 * i], __fmul_rn(low, score));
-    sums[2 * i + 1] = __fadd_rn(sums[2 * i + 1], __fmul_rn(high, score));
-  }
-}
-
-__device__ uint4 pack(const float (&sums)[kColumns]) {
-  std::uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < kColumns / 2; ++i) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(sums[2 * i], sums[2 * i + 1]);
-    words[i] = *reinterpret_cast<const std::uint32_t*>(&pair);
-  }
-  return {words[0], words[1], words[2], words[3]};
+__device__ uint4 vector_of(const PackedColumns<kColumns>& row) {
+  return {row.words[0], row.words[1], row.words[2], row.words[3]};
 }
 
 __global__ void combine(const __grid_constant__ CombineArgs args) {
@@ -66,10 +43,103 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
 #pragma unroll 4
     for (int k = 0; k < args.top_k; ++k) {
       if (ids[k] < 0) continue;
-      add_scaled(__ldcs(&rows[static_cast<std::int64_t>(k) * num_vectors + vector]), scores[k],
-                 sums);
+      add_scaled(unpack(__ldcs(&rows[static_cast<std::int64_t>(k) * num_vectors + vector])),
+                 scores[k], sums);
     }
-    y[vector] = pack(sums);
+    y[vector] = vector_of(round_columns(sums));
+  }
+}
+
+/// A token of this rank with combine per_rank, in shared memory.
+struct RankedToken {
+  float* scores;        ///< [K]
+  std::int32_t* rows;   ///< [K] of this rank's routes, -1: another's or none
+  std::int32_t* owner;  ///< [K] rank that computes the route, -1: none
+  std::int32_t* ranks;  ///< [K] that have a route, ascending; then how many
+
+  __device__ RankedToken(float* storage, int top_k)
+      : scores(storage),
+        rows(reinterpret_cast<std::int32_t*>(storage + top_k)),
+        owner(rows + top_k),
+        ranks(owner + top_k) {}
+
+  __device__ void load(const CombineArgs& args, std::int64_t token) const {
+    for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
+      const std::int64_t route = token * args.top_k + k;
+      const std::int32_t id = args.ids[route];
+      owner[k] =
+          id < 0 ? -1
+                 : static_cast<std::int32_t>(expert_owner(args.num_experts, args.num_ranks, id));
+      rows[k] = owner[k] == args.rank ? args.row_of_route[route] : -1;
+      scores[k] = load_score(args, token, k);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) list_ranks(args.top_k);
+    __syncthreads();
+  }
+
+ private:
+  __device__ void list_ranks(int top_k) const {
+    int count = 0;
+    for (int k = 0; k < top_k; ++k) {
+      if (owner[k] < 0) continue;
+      int at = count;
+      while (at > 0 && ranks[at - 1] > owner[k]) --at;
+      if (at > 0 && ranks[at - 1] == owner[k]) continue;
+      for (int i = count; i > at; --i) ranks[i] = ranks[i - 1];
+      ranks[at] = owner[k];
+      ++count;
+    }
+    ranks[top_k] = count;
+  }
+};
+
+/// 16 bytes each, of kColumns FP32.
+constexpr int kFloatVectors = kColumns / 4;
+
+__global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
+  extern __shared__ float storage[];
+  const std::int64_t token = blockIdx.x;
+  const int num_vectors = args.hidden_dim / kColumns;
+  auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
+  // A failed call has no rows.
+  if (args.frame->failed != 0) {
+    for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
+         vector += kCombineThreads) {
+      y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};
+    }
+    return;
+  }
+  const RankedToken routes(storage, args.top_k);
+  routes.load(args, token);
+  const int num_ranks = routes.ranks[args.top_k];
+  const auto* h3 = reinterpret_cast<const uint4*>(args.h3);
+  const auto* peers_sums = reinterpret_cast<const float4*>(args.results) +
+                           token * args.sums_per_token * num_vectors * kFloatVectors;
+  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
+       vector += kCombineThreads) {
+    float sums[kColumns] = {};
+    const float4* next = &peers_sums[vector * kFloatVectors];
+    for (int place = 0; place < num_ranks; ++place) {
+      alignas(sizeof(float4)) float part[kColumns] = {};
+      if (routes.ranks[place] == args.rank) {
+#pragma unroll 4
+        for (int k = 0; k < args.top_k; ++k) {
+          if (routes.rows[k] < 0) continue;
+          add_scaled(unpack(__ldcs(&h3[std::int64_t{routes.rows[k]} * num_vectors + vector])),
+                     routes.scores[k], part);
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kFloatVectors; ++i) {
+          reinterpret_cast<float4*>(part)[i] = __ldcs(&next[i]);
+        }
+        next += num_vectors * kFloatVectors;
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) sums[c] = __fadd_rn(sums[c], part[c]);
+    }
+    y[vector] = vector_of(round_columns(sums));
   }
 }
 
@@ -82,12 +152,15 @@ __global__ void keep_fault(CallState* state, const CallFrame* frame) {
 
 }  // namespace
 
-cudaError_t prepare_combine() { return load_kernels(combine, keep_fault); }
+cudaError_t prepare_combine() { return load_kernels(combine, combine_ranks, keep_fault); }
 
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
   if (args.num_tokens > 0) {
-    const LaunchShape shape = combine_launch(args.num_tokens, args.top_k);
-    combine<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
+    const bool per_rank = args.row_of_route != nullptr;
+    const LaunchShape shape = per_rank ? combine_ranks_launch(args.num_tokens, args.top_k)
+                                       : combine_launch(args.num_tokens, args.top_k);
+    auto* kernel = per_rank ? combine_ranks : combine;
+    kernel<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
   }
   constexpr LaunchShape kSingle = kSingleThreadLaunch;
   keep_fault<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args.state,

@@ -12,7 +12,7 @@ namespace distmoe::cuda {
 struct CombineArgs {
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
-  std::uint64_t results = 0;            ///< BF16 [T, K, D]
+  std::uint64_t results = 0;            ///< BF16 [T, K, D]; per_rank: FP32 [T, sums, D]
   const std::int32_t* ids = nullptr;    ///< [T, K], published
   const void* scores = nullptr;         ///< [T, K]
   std::int64_t score_token_stride = 0;  ///< in elements
@@ -23,13 +23,22 @@ struct CombineArgs {
   std::int32_t hidden_dim = 0;  ///< a multiple of 8
   std::uint64_t y = 0;          ///< BF16 [T, D]
   std::int64_t y_stride_bytes = 0;
+  // Combine per_rank.
+  const std::int32_t* row_of_route = nullptr;  ///< [T, K] of this rank's experts; null: per_route
+  std::uint64_t h3 = 0;                        ///< BF16 [R, D], this rank's rows
+  std::int32_t sums_per_token = 0;             ///< room in `results`
+  std::int32_t num_experts = 0;
+  std::int32_t num_ranks = 1;
+  std::int32_t rank = 0;
 };
 
 /// Loads the kernels on the current device; once, outside of captures, before any call.
 cudaError_t prepare_combine();
 
-/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out. Of
-/// a failed call y becomes NaN, and its fault the state's first one where none is kept yet.
+/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out.
+/// Per rank: y[t] = bf16(sum over ranks, ascending, of the rank's sum), where the sums of peers lie
+/// in `results` in the same order and this rank's own is made here of its rows. Of a failed call y
+/// becomes NaN, and its fault the state's first one where none is kept yet.
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream);
 
 }  // namespace distmoe::cuda

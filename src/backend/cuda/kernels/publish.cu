@@ -2,9 +2,10 @@
 //
 // begin_call (one block): frame and header of a new call.
 // publish: ids_window[t, k] = int32(ids[t, k]); -1 stays, an illegal id becomes -1 and the smallest
-// such route is noted in the header; x_window[t] = x[t].
+// such route is noted in the header; x_window[t] = x[t]; scores_window[t, k] = fp32(scores[t, k]).
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/publish.hpp"
+#include "backend/cuda/kernels/score.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
@@ -43,6 +44,12 @@ __global__ void publish(const __grid_constant__ PublishArgs args) {
     if (!is_legal) {
       atomicMin(reinterpret_cast<unsigned long long*>(&header->bad_route),
                 static_cast<unsigned long long>(route));
+    }
+  }
+  if (args.scores_window != 0) {
+    auto* scores = reinterpret_cast<float*>(args.scores_window);
+    for (std::int64_t route = thread; route < num_routes; route += num_threads) {
+      scores[route] = load_score(args, route / args.top_k, route % args.top_k);
     }
   }
   if (args.x_window == 0) return;

@@ -19,6 +19,11 @@ struct PublishArgs {
   const void* ids = nullptr;  ///< [T, K]
   std::int64_t id_token_stride = 0;
   std::int64_t id_k_stride = 0;
+  const void* scores = nullptr;  ///< [T, K]
+  std::int64_t score_token_stride = 0;
+  std::int64_t score_k_stride = 0;
+  std::uint64_t scores_window = 0;  ///< FP32 [T, K]; 0: nobody else reads scores
+  std::int32_t scores_are_bf16 = 0;
   std::int32_t is_refused = 0;  ///< the host refused its arguments: peers shall fail too
   std::int32_t ids_are_64_bit = 0;
   std::int32_t num_tokens = 0;
@@ -31,7 +36,7 @@ struct PublishArgs {
 cudaError_t prepare_publish();
 
 /// Begins a call: resets the frame and the published header, then narrows the ids to int32, notes
-/// the first illegal one, and copies x.
+/// the first illegal one, and copies x and, widened to FP32, the scores.
 cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream);
 
 }  // namespace distmoe::cuda

@@ -10,7 +10,8 @@
 //          groups.
 //
 //   place  every route of this rank's experts finds its row: expert_begin + rows before the chunk +
-//          rows before it in the chunk, counted per warp in route order with match_any.
+//          rows before it in the chunk, counted per warp in route order with match_any. With
+//          combine per_rank also what each sum of a peer's token is made of and where it goes.
 //
 // Nothing depends on timing: the only atomics are commutative counts.
 #include <cub/block/block_reduce.cuh>
@@ -109,16 +110,35 @@ __device__ void check_ids(const RouteArgs& args) {
   }
 }
 
-/// The fullest rank, the lowest of equals, as on the CPU.
+/// Whether a token of any rank names an expert twice. By the whole block.
+__device__ bool has_duplicates(const RouteArgs& args) {
+  bool found = false;
+  for (int rank = 0; rank < args.num_ranks; ++rank) {
+    const std::int32_t* ids = published_ids(args.windows[rank].ids);
+    const std::int64_t num_tokens = published_header(args.windows[rank].ids)->num_tokens;
+    for (std::int64_t token = threadIdx.x; token < num_tokens; token += kRouteScanThreads) {
+      const std::int32_t* of_token = ids + token * args.top_k;
+      for (int k = 1; k < args.top_k; ++k) {
+        for (int before = 0; before < k; ++before) {
+          found = found || (of_token[k] >= 0 && of_token[k] == of_token[before]);
+        }
+      }
+    }
+  }
+  return __syncthreads_or(found) != 0;
+}
+
+/// The fullest rank, the lowest of equals, as on the CPU. By the whole block.
 __device__ void check_capacity(const RouteArgs& args) {
   int fullest = 0;
   for (int rank = 1; rank < args.num_ranks; ++rank) {
     if (args.rows_per_rank[rank] > args.rows_per_rank[fullest]) fullest = rank;
   }
   const std::int64_t rows = args.rows_per_rank[fullest];
-  if (rows > args.capacity_rows) {
-    fail(args, {FaultKind::kCapacityExceeded, fullest, 0, args.capacity_rows, rows});
-  }
+  if (rows <= args.capacity_rows) return;
+  const std::int64_t duplicates = has_duplicates(args) ? 1 : 0;
+  if (threadIdx.x != 0) return;
+  fail(args, {FaultKind::kCapacityExceeded, fullest, duplicates, args.capacity_rows, rows});
 }
 
 /// chunk_counts[:, e] become the rows of e before the chunk, per expert, and totals leave.
@@ -243,7 +263,9 @@ __global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant_
   __syncthreads();
   sum_ranks(args);
   __syncthreads();
-  if (threadIdx.x == 0 && args.frame->failed == 0) check_capacity(args);
+  const bool has_bad_id = args.frame->failed != 0;
+  __syncthreads();
+  if (!has_bad_id) check_capacity(args);
   __syncthreads();
   if (args.frame->failed != 0) return;
 
@@ -318,6 +340,10 @@ __device__ void count_per_warp(const Chunk& chunk, const LocalExperts& local, in
   __syncthreads();
 }
 
+__device__ bool combines_per_rank(const RouteArgs& args) {
+  return args.sums.row_of_route != nullptr;
+}
+
 __device__ void store_row(const RouteArgs& args, const Chunk& chunk, int route, std::int32_t row,
                           std::int32_t gather_row) {
   const std::int64_t token = chunk.first_token + route / args.top_k;
@@ -328,8 +354,48 @@ __device__ void store_row(const RouteArgs& args, const Chunk& chunk, int route, 
   args.gather_index[row] = is_own ? -1 : gather_row;
   args.token_row_address[row] = is_own ? args.x + token * args.x_stride_bytes
                                        : args.gather_buffer + gather_row * args.row_bytes;
-  args.result_row_address[row] =
-      args.windows[chunk.source].combine + (token * args.top_k + k) * args.row_bytes;
+  if (!combines_per_rank(args)) {
+    args.result_row_address[row] =
+        args.windows[chunk.source].combine + (token * args.top_k + k) * args.row_bytes;
+  } else if (is_own) {
+    args.sums.row_of_route[token * args.top_k + k] = row;
+  } else {
+    args.sums.rows[std::int64_t{gather_row} * args.top_k + k] = row;
+  }
+}
+
+/// How many ranks below this one send the owner of a token a sum of it: those with a route of it.
+__device__ int sums_before(const RouteArgs& args, const std::int32_t* ids, int source) {
+  int num_sums = 0;
+  for (int peer = 0; peer < args.rank; ++peer) {
+    if (peer == source) continue;
+    const auto begin = first_expert(args.num_experts, args.num_ranks, peer);
+    const auto end = first_expert(args.num_experts, args.num_ranks, peer + 1);
+    bool has_route = false;
+    for (int k = 0; k < args.top_k; ++k) has_route = has_route || (ids[k] >= begin && ids[k] < end);
+    num_sums += has_route ? 1 : 0;
+  }
+  return num_sums;
+}
+
+/// Combine per_rank: the sum of token `threadIdx.x` of the chunk, but for the rows of its routes.
+__device__ void place_sum(const RouteArgs& args, const Chunk& chunk, const LocalExperts& local,
+                          std::int64_t gather_row) {
+  const PeerWindows& owner = args.windows[chunk.source];
+  const std::int64_t token = chunk.first_token + threadIdx.x;
+  const std::int32_t* ids = chunk.ids + threadIdx.x * args.top_k;
+  const auto* scores =
+      reinterpret_cast<const float*>(owner.ids + args.sums.score_offset) + token * args.top_k;
+  args.sums.address[gather_row] = owner.combine + token * args.sums.bytes_per_token +
+                                  sums_before(args, ids, chunk.source) * args.sums.row_bytes;
+  for (int k = 0; k < args.top_k; ++k) {
+    const std::int64_t at = gather_row * args.top_k + k;
+    if (local.index(ids[k]) < 0) {
+      args.sums.rows[at] = -1;
+    } else {
+      args.sums.scores[at] = scores[k];
+    }
+  }
 }
 
 __global__ void place(const __grid_constant__ RouteArgs args) {
@@ -351,6 +417,7 @@ __global__ void place(const __grid_constant__ RouteArgs args) {
     if (wanted) {
       args.gather_source[gather_row] =
           args.windows[chunk.source].x + (chunk.first_token + threadIdx.x) * args.row_bytes;
+      if (combines_per_rank(args)) place_sum(args, chunk, local, gather_row);
     }
   }
   const PlaceCounts counts{counts_storage, local.count};

@@ -12,6 +12,18 @@
 
 namespace distmoe::cuda {
 
+/// What combine per_rank needs of the routing: which rows this rank sums for which token, and where
+/// the sum goes. A sum belongs to a gathered token (gather row g), so that sums are those rows.
+struct SumTables {
+  std::int32_t* row_of_route = nullptr;  ///< [T, K] own tokens; written where the row is here
+  std::uint64_t* address = nullptr;      ///< [gather rows] FP32 row in the owner's combine window
+  std::int32_t* rows = nullptr;          ///< [gather rows, K] -1: not of this rank
+  float* scores = nullptr;               ///< [gather rows, K] written where there is a row
+  std::int64_t score_offset = 0;         ///< of the published scores in an id window
+  std::int64_t bytes_per_token = 0;      ///< of a combine window
+  std::int64_t row_bytes = 0;            ///< 4 * D
+};
+
 struct RouteArgs {
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
@@ -26,10 +38,11 @@ struct RouteArgs {
   // Results, one entry a row of this rank.
   RowOrigin* row_origin = nullptr;
   std::uint64_t* token_row_address = nullptr;
-  std::int32_t* gather_index = nullptr;  ///< -1: the row's token is this rank's own
-  std::uint64_t* result_row_address = nullptr;
-  std::uint64_t* gather_source = nullptr;  ///< [gather rows] addresses in peers' windows
+  std::int32_t* gather_index = nullptr;         ///< -1: the row's token is this rank's own
+  std::uint64_t* result_row_address = nullptr;  ///< null with combine per_rank
+  std::uint64_t* gather_source = nullptr;       ///< [gather rows] addresses in peers' windows
 
+  SumTables sums;       ///< with combine per_rank
   std::uint64_t x = 0;  ///< this rank's own x
   std::int64_t x_stride_bytes = 0;
   std::uint64_t gather_buffer = 0;

@@ -143,8 +143,15 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   for (const Product product : {Product::kW13, Product::kW2}) {
     add(num_local > 0, product_name(product), grouped_gemm_launch(choice.persistent_blocks));
   }
+  const bool per_rank = inputs.combine == Combine::kPerRank;
+  add(per_rank && inputs.num_ranks > 1, "rank_sums",
+      rank_sums_launch(choice.rank_sum_blocks, inputs.top_k));
   add(inputs.num_ranks > 1, "peer_barrier", kPeerBarrierLaunch);
-  add(num_tokens > 0, "combine", combine_launch(num_tokens, inputs.top_k));
+  if (per_rank) {
+    add(num_tokens > 0, "combine_ranks", combine_ranks_launch(num_tokens, inputs.top_k));
+  } else {
+    add(num_tokens > 0, "combine", combine_launch(num_tokens, inputs.top_k));
+  }
   add(true, "keep_fault", kSingleThreadLaunch);
   return launches;
 }

@@ -14,6 +14,8 @@ namespace {
 /// NOTE: 16 blocks saturate a link's way in (H200: 362 of 374 GB/s); they pull, then compute.
 constexpr std::int32_t kPullingClusters = 8;
 constexpr std::int32_t kPublishBlocksPerSm = 4;
+/// As many threads as an SM holds.
+constexpr std::int32_t kRankSumBlocksPerSm = 8;
 /// Rows and weights are read 16 bytes at a time.
 constexpr std::int64_t kWidthStep = 8;
 
@@ -86,6 +88,10 @@ void check_supported(const ChoiceInputs& inputs) {
                 ") must be multiples of ", kWidthStep);
   DISTMOE_CHECK(inputs.num_experts <= kMaxExperts, kUnsupported, "num_experts is ",
                 inputs.num_experts, "; the CUDA backend routes to at most ", kMaxExperts);
+  // NOTE: routing counts the rows of an expert in 256 tokens with 16 bits; a token may name one
+  // expert in all of its routes.
+  DISTMOE_CHECK(inputs.top_k <= kMaxTopK, kUnsupported, "top_k is ", inputs.top_k,
+                "; the CUDA backend routes a token to at most ", kMaxTopK, " experts");
   choose_arithmetic(inputs);
 }
 
@@ -97,6 +103,8 @@ ContextChoice choose_kernels(const ChoiceInputs& inputs) {
   choice.pulling_clusters =
       inputs.num_ranks > 1 ? std::min(kPullingClusters, choice.clusters()) : 0;
   choice.publish_blocks = choice.persistent_blocks * kPublishBlocksPerSm;
+  const bool sends_sums = inputs.combine == Combine::kPerRank && inputs.num_ranks > 1;
+  choice.rank_sum_blocks = sends_sums ? choice.persistent_blocks * kRankSumBlocksPerSm : 0;
   return choice;
 }
 

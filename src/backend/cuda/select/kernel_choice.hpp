@@ -30,7 +30,8 @@ struct ChoiceInputs {
   std::int64_t top_k = 0;             ///< K
   std::int64_t num_experts = 0;       ///< E
   std::int64_t num_ranks = 1;         ///< P
-  std::int64_t ranks_on_device = 1;   ///< that share this rank's device, this one included
+  Combine combine = Combine::kPerRoute;
+  std::int64_t ranks_on_device = 1;  ///< that share this rank's device, this one included
   std::int64_t device_sms = 0;
   std::optional<std::int64_t> allowed_sms = std::nullopt;  ///< Config::num_sms
 };
@@ -51,6 +52,7 @@ struct ContextChoice {
   std::int32_t persistent_blocks = 0;  ///< of either product, one an SM, in clusters
   std::int32_t pulling_clusters = 0;   ///< of W13, that pull peers' rows before they compute
   std::int32_t publish_blocks = 0;
+  std::int32_t rank_sum_blocks = 0;  ///< combine per_rank
 
   std::int32_t clusters() const { return persistent_blocks / kClusterBlocks; }
 };

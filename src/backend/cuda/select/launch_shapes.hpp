@@ -13,7 +13,10 @@ namespace distmoe::cuda {
 
 /// Experts at most: the per-warp counts of a block fit its shared memory.
 inline constexpr int kMaxExperts = 8192;
+/// Routes of a token at most: kRouteChunkTokens times as many rows count in 16 bits.
+inline constexpr int kMaxTopK = 255;
 inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChunkTokens);
+static_assert(kMaxTopK * kRouteChunkTokens <= 0xFFFF);
 
 inline constexpr int kPublishThreads = 256;
 inline constexpr int kPeerBarrierThreads = 128;
@@ -21,6 +24,7 @@ inline constexpr int kRouteChunkThreads = 256;
 inline constexpr int kRouteChunkWarps = kRouteChunkThreads / 32;
 inline constexpr int kRouteScanThreads = 1024;
 inline constexpr int kCombineThreads = 256;
+inline constexpr int kRankSumThreads = 256;
 
 struct LaunchShape {
   std::int64_t blocks;
@@ -65,6 +69,22 @@ constexpr LaunchShape grouped_gemm_launch(std::int64_t blocks) {
 constexpr LaunchShape combine_launch(std::int64_t num_tokens, std::int64_t top_k) {
   return {
       num_tokens, kCombineThreads,
+      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + sizeof(std::int32_t)))};
+}
+
+/// A block a token; of each route score, row, owner and a place in the list of ranks, whose length
+/// comes last.
+constexpr LaunchShape combine_ranks_launch(std::int64_t num_tokens, std::int64_t top_k) {
+  return {
+      num_tokens, kCombineThreads,
+      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + 3 * sizeof(std::int32_t)) +
+                                static_cast<int>(sizeof(std::int32_t)))};
+}
+
+/// `blocks` take sums in turn; score and row of each route in shared memory.
+constexpr LaunchShape rank_sums_launch(std::int64_t blocks, std::int64_t top_k) {
+  return {
+      blocks, kRankSumThreads,
       static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + sizeof(std::int32_t)))};
 }
 
