@@ -64,6 +64,20 @@ void check_vector_rows(const ContextImpl& context, const char* name, const Tenso
                 rows.data);
 }
 
+/// CUDA kernels find weights through tensor maps, which know no other strides.
+void check_weight_strides(const ContextImpl& context, const char* name, const TensorView& weights) {
+  if (context.device().type == DeviceType::kCpu || weights.num_elements() == 0) return;
+  constexpr std::int64_t kStrideLimitBytes = std::int64_t{1} << 40;
+  const auto element_bytes = static_cast<std::int64_t>(size_of(weights.dtype));
+  for (int dim = 0; dim + 1 < weights.rank; ++dim) {
+    DISTMOE_CHECK(
+        weights.shape[dim] == 1 ||
+            (weights.strides[dim] >= 0 && weights.strides[dim] < kStrideLimitBytes / element_bytes),
+        kUnsupported, "strides of ", name, " must be 0 to ", kStrideLimitBytes / element_bytes - 1,
+        " elements on CUDA, got ", weights.describe());
+  }
+}
+
 /// The elements of a row lie together; rows may be apart.
 void check_row_major(const char* name, const TensorView& tensor) {
   const int last = tensor.rank - 1;
@@ -145,6 +159,7 @@ void resolve_w13(const ContextImpl& context, const TensorView& w13, std::int64_t
   check_memory(context, "w13", w13);
   check_row_major("w13", w13);
   check_vector_rows(context, "w13", w13);
+  check_weight_strides(context, "w13", w13);
   const int row_dim = has_halves ? 2 : 1;
   // A half of one row has no stride between rows.
   const std::int64_t row_stride =
@@ -171,6 +186,7 @@ void resolve_w2(const ContextImpl& context, const TensorView& w2, std::int64_t n
   check_memory(context, "w2", w2);
   check_row_major("w2", w2);
   check_vector_rows(context, "w2", w2);
+  check_weight_strides(context, "w2", w2);
   DISTMOE_CHECK(
       w2.num_elements() == 0 || config.hidden_dim == 1 || w2.strides[1] >= config.intermediate_dim,
       kInvalidArgument, "rows of w2 need a stride of at least ", config.intermediate_dim, ", got ",
