@@ -65,6 +65,11 @@ class ExplainKernelsCommand final : public Subcommand {
           inputs_.kernel_choice =
               static_cast<KernelChoice>(parse_name("--kernel-choice", text, {"tuned", "fixed"}));
         });
+    add(app, "--combine", "per_route|per_rank", "As Config::combine [per_route]",
+        [this](const std::string& text) {
+          inputs_.combine =
+              static_cast<Combine>(parse_name("--combine", text, {"per_route", "per_rank"}));
+        });
     app.add_flag("--json", json_, "Print one JSON object on stdout and nothing else");
   }
 

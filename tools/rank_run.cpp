@@ -24,6 +24,7 @@
 #include "io/checkpoint.hpp"
 #include "io/routed_input.hpp"
 #include "output_gather.hpp"
+#include "plan/option_names.hpp"
 #include "progress.hpp"
 #include "rank_group.hpp"
 #include "rank_launch.hpp"
@@ -217,6 +218,7 @@ Config RankRun::make_config() const {
   config.swiglu_alpha = shape.swiglu_alpha;
   config.swiglu_limit = shape.swiglu_limit;
   config.inference = true;
+  config.combine = options_.combine;
   config.timeout = options_.timeout;
   return config;
 }
@@ -286,6 +288,7 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.ranks = group_.size();
   report.engine = to_string(options_.engine);
   report.backend = to_string(options_.backend);
+  report.combine = option_name(options_.combine);
   report.precision = "bf16";
   report.tokens = inputs_[0].file.num_tokens();
   report.tokens_per_rank = tokens_per_rank_;

@@ -102,6 +102,7 @@ std::string json_of(const RunReport& report) {
       {"ranks", report.ranks},
       {"engine", report.engine},
       {"backend", report.backend},
+      {"combine", report.combine},
       {"precision", report.precision},
       {"tokens", report.tokens},
       {"rows_per_rank", report.rows_per_rank},
@@ -124,7 +125,7 @@ std::string text_of(const RunReport& report) {
   Lines lines;
   lines.add("checkpoint", report.checkpoint, " (", report.architecture, "), layer ", report.layer);
   lines.add("ranks", report.ranks, " (", report.engine, ", ", report.backend, ", ",
-            report.precision, ")");
+            report.precision, report.combine == "per_rank" ? ", per_rank" : "", ")");
   lines.add("tokens", report.tokens);
   lines.add("rows per rank", list_of(report.rows_per_rank));
   lines.add("experts", list_of(report.experts_per_rank), " per rank");

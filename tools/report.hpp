@@ -20,6 +20,7 @@ struct RunReport {
   int ranks = 1;
   std::string engine;
   std::string backend;
+  std::string combine;
   std::string precision;
   std::int64_t tokens = 0;
   std::vector<std::int64_t> tokens_per_rank;

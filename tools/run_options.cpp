@@ -81,6 +81,11 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
       });
   add_engine_option(app, options.engine);
   add_backend_option(app, options.backend);
+  add(app, "--combine", "per_route|per_rank", "What travels back of a token [per_route]",
+      [&](const std::string& text) {
+        options.combine =
+            static_cast<Combine>(parse_name("--combine", text, {"per_route", "per_rank"}));
+      });
   add(app, "--device-factor", "F", "Rows planned, in units of T*K of a rank [P, the worst case]",
       [&](const std::string& text) {
         options.device_factor = parse_real("--device-factor", text, Zero::kIllegal);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "distmoe/config.hpp"
 #include "distmoe/memory_plan.hpp"
 
 namespace CLI {
@@ -44,6 +45,7 @@ struct RunOptions {
   std::optional<std::vector<std::int64_t>> tokens_per_rank;
   Engine engine = Engine::kThreads;
   BackendKind backend = BackendKind::kCpu;
+  Combine combine = Combine::kPerRoute;
   std::optional<double> device_factor;  ///< empty: the number of ranks, which is the worst case
   std::optional<double> total_factor;   ///< empty: no host scratch
   std::chrono::milliseconds timeout = std::chrono::seconds(300);

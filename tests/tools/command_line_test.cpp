@@ -78,6 +78,7 @@ TEST(CommandLine, RefusesIllegalValuesWithTheLegalOnes) {
   expect_refused(run_words({"--ranks", "2.5"}), "1..1024");
   expect_refused(run_words({"--engine", "nccl"}), "threads or mpi");
   expect_refused(run_words({"--backend", "tpu"}), "cpu or cuda");
+  expect_refused(run_words({"--combine", "per_token"}), "per_route or per_rank");
   expect_refused(run_words({"--device-factor", "0"}), "> 0");
   expect_refused(run_words({"--total-factor", "nan"}), "> 0");
   expect_refused(run_words({"--timeout", "1e-9"}), "0.001");
@@ -99,6 +100,7 @@ TEST(RunOptions, HaveTheDocumentedDefaults) {
   EXPECT_FALSE(options.device_factor || options.total_factor);
   EXPECT_EQ(options.engine, Engine::kThreads);
   EXPECT_EQ(options.backend, BackendKind::kCpu);
+  EXPECT_EQ(options.combine, Combine::kPerRoute);
   EXPECT_EQ(options.timeout, std::chrono::seconds(300));
   EXPECT_TRUE(options.output.empty());
   EXPECT_EQ(options.tolerance, 8e-3);
@@ -116,6 +118,8 @@ TEST(RunOptions, HoldWhatIsGiven) {
                                          "mpi",
                                          "--backend",
                                          "cuda",
+                                         "--combine",
+                                         "per_rank",
                                          "--device-factor",
                                          "1.25",
                                          "--total-factor",
@@ -135,6 +139,7 @@ TEST(RunOptions, HoldWhatIsGiven) {
   EXPECT_EQ(options.tokens_per_rank, (std::vector<std::int64_t>{5, 0, 7}));
   EXPECT_EQ(options.engine, Engine::kMpi);
   EXPECT_EQ(options.backend, BackendKind::kCuda);
+  EXPECT_EQ(options.combine, Combine::kPerRank);
   EXPECT_EQ(options.device_factor, 1.25);
   EXPECT_EQ(options.total_factor, 4.0);
   EXPECT_EQ(options.timeout, std::chrono::milliseconds(500));

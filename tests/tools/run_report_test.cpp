@@ -38,11 +38,11 @@ TEST_F(RunReportTest, JsonIsOneObjectWithTheDocumentedKeysAndNothingElse) {
     const nlohmann::json json = result.json();
     std::vector<std::string> keys;
     for (const auto& [key, value] : json.items()) keys.push_back(key);
-    EXPECT_EQ(keys, (std::vector<std::string>{"architecture", "backend", "checkpoint", "cosine",
-                                              "engine", "experts_per_rank", "imbalance", "layer",
-                                              "max_abs", "peak_bytes", "planned_bytes", "precision",
-                                              "ranks", "rel_l2", "repeat_bitwise_equal",
-                                              "rows_per_rank", "seconds", "tokens"}));
+    EXPECT_EQ(keys, (std::vector<std::string>{
+                        "architecture", "backend", "checkpoint", "combine", "cosine", "engine",
+                        "experts_per_rank", "imbalance", "layer", "max_abs", "peak_bytes",
+                        "planned_bytes", "precision", "ranks", "rel_l2", "repeat_bitwise_equal",
+                        "rows_per_rank", "seconds", "tokens"}));
     EXPECT_EQ(result.error.empty(), more != Words{"--stats"}) << result.error;
   }
 }
@@ -56,6 +56,7 @@ TEST_F(RunReportTest, JsonHasTheFactsOfTheRun) {
   EXPECT_EQ(json["ranks"], 3);
   EXPECT_EQ(json["engine"], "threads");
   EXPECT_EQ(json["backend"], "cpu");
+  EXPECT_EQ(json["combine"], "per_route");
   EXPECT_EQ(json["precision"], "bf16");
   EXPECT_EQ(json["tokens"], 512);
   EXPECT_EQ(sum_of(json["rows_per_rank"]), 512 * 4);
