@@ -14,7 +14,7 @@
 namespace distmoe::conformance {
 namespace {
 
-class Capacity : public testing::TestWithParam<MoeCase> {};
+class Capacity : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, Capacity, testing::ValuesIn(group_cases()), case_name);
 
 /// 16 tokens a rank, K = 1 and a factor of 1.5: 24 rows a rank at most.
@@ -22,11 +22,12 @@ constexpr std::int64_t kTokens = 16;
 constexpr std::int64_t kRows = 24;
 
 MoeProblem problem_of(const MoeCase& moe_case, std::uint64_t seed) {
-  return make_problem({.num_tokens = kTokens * moe_case.ranks,
-                       .hidden_dim = 14,
-                       .intermediate_dim = 12,
-                       .num_experts = 3 * moe_case.ranks,
-                       .top_k = 1},
+  return make_problem(fit({.num_tokens = kTokens * moe_case.ranks,
+                           .hidden_dim = 14,
+                           .intermediate_dim = 12,
+                           .num_experts = 3 * moe_case.ranks,
+                           .top_k = 1},
+                          moe_case),
                       RoutePattern::kDistinct, seed);
 }
 
@@ -52,28 +53,30 @@ TEST_P(Capacity, OneRowTooManyIsRefusedOnEveryRankAndTheNextCallWorks) {
   fill_last_rank(fits, moe_case, kRows);
   MoeProblem overflows = fits;
   fill_last_rank(overflows, moe_case, kRows + 1);
-  const std::vector<BF16> expected = run(fits, {});
+  const std::vector<BF16> expected = run(fits, single_rank_of(moe_case));
   const TokenCounts counts = even_split(fits.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(tight_config(fits, moe_case), moe_case, communicator);
     for (int round = 0; round < 3; ++round) {
       const RankCall wrong = pack_rank(overflows, {}, counts, communicator->rank());
-      const Outcome outcome =
-          outcome_of([&] { routed_experts(context, wrong.input, wrong.weights, wrong.y_view()); });
+      const Outcome outcome = outcome_of([&] { call_experts(context, wrong); });
       expect_error(
           outcome, ErrorCode::kCapacityExceeded,
           {"rank " + std::to_string(moe_case.ranks - 1) + " ", "25 required", "24 available",
            "device_scratch_capacity_factor", "call " + std::to_string(2 * round + 1)});
       EXPECT_EQ(outcome.message.find("distinct_experts"), std::string::npos) << outcome.message;
-      EXPECT_TRUE(wrong.is_y_untouched());
-      // The last routed call is still the one before.
-      EXPECT_EQ(context.last_call().call, 2 * round);
-      if (round > 0) {
+      EXPECT_TRUE(wrong.is_y_of_a_failed_call(moe_case.backend));
+      // The last routed call is still the one before, where the host knows of the failure.
+      const bool host_waits = moe_case.backend == BackendKind::kCpu;
+      if (host_waits) {
+        EXPECT_EQ(context.last_call().call, 2 * round);
+      }
+      if (host_waits && round > 0) {
         EXPECT_EQ(context.last_call().rows_per_rank.back(), kRows);
       }
 
       const RankCall right = pack_rank(fits, {}, counts, communicator->rank());
-      routed_experts(context, right.input, right.weights, right.y_view());
+      call_experts(context, right);
       const auto y = gather_rows(*communicator, right.y_rows(), counts, fits.shape.hidden_dim);
       EXPECT_EQ(first_difference(expected, y, fits.shape.hidden_dim), "");
       EXPECT_EQ(context.last_call().rows_per_rank.back(), kRows);
@@ -90,12 +93,12 @@ TEST_P(Capacity, AllTokensToOneExpertFitAPlanForTheWorstCase) {
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   Config config = tight_config(problem, moe_case);
   config.device_scratch_capacity_factor = moe_case.ranks;
-  const std::vector<BF16> expected = run(problem, {});
+  const std::vector<BF16> expected = run(problem, single_rank_of(moe_case));
   EXPECT_EQ(first_violation(problem, expected), "");
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    routed_experts(context, call.input, call.weights, call.y_view());
+    call_experts(context, call);
     const auto y = gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
     EXPECT_EQ(first_difference(expected, y, problem.shape.hidden_dim), "");
     const CallStatistics statistics = context.last_call();
@@ -109,18 +112,19 @@ TEST_P(Capacity, AllTokensToOneExpertFitAPlanForTheWorstCase) {
 /// Host scratch plans for more rows than device scratch.
 TEST_P(Capacity, HostScratchTakesWhatDeviceScratchCannot) {
   const MoeCase& moe_case = GetParam();
+  if (moe_case.backend != BackendKind::kCpu) GTEST_SKIP() << "no host scratch on CUDA";
   MoeProblem problem = problem_of(moe_case, 82);
   std::ranges::fill(problem.ids, 0);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   Config config = tight_config(problem, moe_case);
   config.device_scratch_capacity_factor = 1.0;
   config.host_scratch = HostScratch{};
-  const std::vector<BF16> expected = run(problem, {});
+  const std::vector<BF16> expected = run(problem, single_rank_of(moe_case));
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     EXPECT_GT(context.memory_plan().host_scratch_bytes, 0);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    routed_experts(context, call.input, call.weights, call.y_view());
+    call_experts(context, call);
     const auto y = gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
     EXPECT_EQ(first_difference(expected, y, problem.shape.hidden_dim), "");
   });
@@ -130,11 +134,12 @@ TEST_P(Capacity, HostScratchTakesWhatDeviceScratchCannot) {
 /// change.
 TEST_P(Capacity, DuplicatesBeyondThePlanNameDistinctExperts) {
   const MoeCase& moe_case = GetParam();
-  MoeProblem problem = make_problem({.num_tokens = 8 * moe_case.ranks,
-                                     .hidden_dim = 6,
-                                     .intermediate_dim = 4,
-                                     .num_experts = moe_case.ranks,
-                                     .top_k = 2},
+  MoeProblem problem = make_problem(fit({.num_tokens = 8 * moe_case.ranks,
+                                         .hidden_dim = 6,
+                                         .intermediate_dim = 4,
+                                         .num_experts = moe_case.ranks,
+                                         .top_k = 2},
+                                        moe_case),
                                     RoutePattern::kDistinct, 83);
   const MoeProblem distinct = problem;
   std::ranges::fill(problem.ids, 0);
@@ -145,14 +150,13 @@ TEST_P(Capacity, DuplicatesBeyondThePlanNameDistinctExperts) {
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    const Outcome outcome =
-        outcome_of([&] { routed_experts(context, call.input, call.weights, call.y_view()); });
+    const Outcome outcome = outcome_of([&] { call_experts(context, call); });
     expect_error(outcome, ErrorCode::kCapacityExceeded,
                  {std::to_string(16 * moe_case.ranks) + " required",
                   std::to_string(8 * moe_case.ranks) + " available", "distinct_experts = false"});
-    EXPECT_TRUE(call.is_y_untouched());
+    EXPECT_TRUE(call.is_y_of_a_failed_call(moe_case.backend));
     const RankCall right = pack_rank(distinct, {}, counts, communicator->rank());
-    EXPECT_NO_THROW(routed_experts(context, right.input, right.weights, right.y_view()));
+    EXPECT_NO_THROW(call_experts(context, right));
   });
 }
 

@@ -5,6 +5,7 @@
 // else is in the call, or the run. With per_rank bits depend on the number of ranks alone.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "conformance/moe_oracle.hpp"
@@ -13,7 +14,7 @@
 namespace distmoe::conformance {
 namespace {
 
-class Determinism : public testing::TestWithParam<MoeCase> {};
+class Determinism : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, Determinism, testing::ValuesIn(all_cases()), case_name);
 
 constexpr MoeShape kShape{
@@ -21,8 +22,9 @@ constexpr MoeShape kShape{
 
 /// What all cases must reproduce: one rank, or with per_rank as many ranks, one worker.
 MoeCase reference_case(MoeCase moe_case) {
+  if (moe_case.combine == Combine::kPerRoute) return single_rank_of(moe_case);
   moe_case.num_threads = 1;
-  if (moe_case.combine == Combine::kPerRoute) moe_case.ranks = 1;
+  std::ranges::fill(moe_case.devices, 0);
   return moe_case;
 }
 
@@ -64,10 +66,10 @@ TEST_P(Determinism, FortyRepeatsAreBitwiseEqual) {
     std::vector<BF16> first;
     for (int repeat = 0; repeat < 40; ++repeat) {
       call.y.poison();
-      routed_experts(context, call.input, call.weights, call.y_view());
+      call_experts(context, call);
       if (repeat == 0) first = call.y_rows();
       ASSERT_EQ(first_difference(first, call.y_rows(), kShape.hidden_dim), "") << repeat;
-      routed_experts(context, other_call.input, other_call.weights, other_call.y_view());
+      call_experts(context, other_call);
     }
   });
 }

@@ -34,18 +34,15 @@ std::vector<std::int64_t> row_major(const std::vector<std::int64_t>& shape) {
 }
 
 /// Calls visit(index) for every element, in row-major order.
-void for_each_index(
-    const TensorView& view,
-    const std::function<void(const std::array<std::int64_t, kMaxTensorRank>&)>& visit) {
+template <typename Visit>
+void for_each_index(const TensorView& view, const Visit& visit) {
   std::array<std::int64_t, kMaxTensorRank> index{};
-  for (std::int64_t i = 0; i < view.num_elements(); ++i) {
-    std::int64_t rest = i;
-    for (int dim = view.rank; dim-- > 0;) {
-      const auto at = static_cast<std::size_t>(dim);
-      index[at] = rest % view.shape[at];
-      rest /= view.shape[at];
-    }
+  for (std::int64_t i = view.num_elements(); i > 0; --i) {
     visit(index);
+    for (auto dim = static_cast<std::size_t>(view.rank); dim-- > 0;) {
+      if (++index[dim] < view.shape[dim]) break;
+      index[dim] = 0;
+    }
   }
 }
 
@@ -116,7 +113,11 @@ RankCall::RankCall(const MoeProblem& problem, const CallForm& form, Range tokens
                      std::int64_t column) {
     return values[static_cast<std::size_t>(row * width + column)];
   };
-  x = {DType::kBF16, {t, d}, strides({d + 3, 1}), [&](const auto& i) {
+  // Up to the next multiple of the step.
+  const auto up = [&](std::int64_t stride) {
+    return (stride + form.row_step - 1) / form.row_step * form.row_step;
+  };
+  x = {DType::kBF16, {t, d}, strides({up(d + 3), 1}), [&](const auto& i) {
          return to_float(at(problem.x, tokens.begin + i[0], d, i[1]));
        }};
   ids = {form.id_dtype, {t, s.top_k}, strides({2 * s.top_k + 3, 2}), [&](const auto& i) {
@@ -126,19 +127,25 @@ RankCall::RankCall(const MoeProblem& problem, const CallForm& form, Range tokens
               return at(problem.scores, tokens.begin + i[0], s.top_k, i[1]);
             }};
   if (form.w13 == W13Form::kHalves) {
-    const std::int64_t half = f * (d + 5) + 2;
-    w13 = {DType::kBF16, {l, 2, f, d}, strides({2 * half + 7, half, d + 5, 1}), [&](const auto& i) {
+    const std::int64_t half = up(f * up(d + 5) + 2);
+    w13 = {DType::kBF16,
+           {l, 2, f, d},
+           strides({up(2 * half + 7), half, up(d + 5), 1}),
+           [&](const auto& i) {
              return w13_value(problem, form.w13, experts.begin + i[0], i[1] * f + i[2], i[3]);
            }};
   } else {
-    w13 = {
-        DType::kBF16, {l, 2 * f, d}, strides({2 * f * (d + 5) + 7, d + 5, 1}), [&](const auto& i) {
-          return w13_value(problem, form.w13, experts.begin + i[0], i[1], i[2]);
-        }};
+    w13 = {DType::kBF16,
+           {l, 2 * f, d},
+           strides({up(2 * f * up(d + 5) + 7), up(d + 5), 1}),
+           [&](const auto& i) {
+             return w13_value(problem, form.w13, experts.begin + i[0], i[1], i[2]);
+           }};
   }
-  w2 = {DType::kBF16, {l, d, f}, strides({d * (f + 1) + 5, f + 1, 1}), [&](const auto& i) {
-          return to_float(at(problem.down, (experts.begin + i[0]) * d + i[1], f, i[2]));
-        }};
+  w2 = {
+      DType::kBF16, {l, d, f}, strides({up(d * up(f + 1) + 5), up(f + 1), 1}), [&](const auto& i) {
+        return to_float(at(problem.down, (experts.begin + i[0]) * d + i[1], f, i[2]));
+      }};
   if (!problem.gate_bias.empty()) {
     bias13 = {form.bias_dtype, {l, 2 * f}, strides({4 * f + 3, 2}), [&](const auto& i) {
                 return bias13_value(problem, form.w13, experts.begin + i[0], i[1]);
@@ -149,7 +156,7 @@ RankCall::RankCall(const MoeProblem& problem, const CallForm& form, Range tokens
                return at(problem.down_bias, experts.begin + i[0], d, i[1]);
              }};
   }
-  y = {DType::kBF16, {t, d}, strides({d + 2, 1}), {}};
+  y = {DType::kBF16, {t, d}, strides({up(d + 2), 1}), {}};
   input = {.x_TD = x.view(), .topk_ids_TK = ids.view(), .topk_scores_TK = scores.view()};
   weights = {.w13_L2FD = w13.view(),
              .w2_LDF = w2.view(),
@@ -175,6 +182,12 @@ std::vector<BF16> RankCall::y_rows() const {
 
 bool RankCall::is_y_untouched() const {
   return std::ranges::all_of(y.bytes(), [](std::byte b) { return b == poison_of(DType::kBF16); });
+}
+
+bool RankCall::is_y_of_a_failed_call(BackendKind backend) const {
+  if (backend == BackendKind::kCpu) return is_y_untouched();
+  // Poison is NaN too: a row that the call left alone has the poison's bits.
+  return std::ranges::all_of(y_rows(), [](BF16 value) { return value.bits == 0x7FFF; });
 }
 
 }  // namespace distmoe::conformance

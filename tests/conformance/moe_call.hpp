@@ -20,7 +20,8 @@ struct CallForm {
   DType score_dtype = DType::kF32;
   DType bias_dtype = DType::kF32;
   W13Form w13 = W13Form::kConcatenated;
-  bool is_strided = false;  ///< gaps between rows, experts and, where legal, elements
+  bool is_strided = false;    ///< gaps between rows, experts and, where legal, elements
+  std::int64_t row_step = 1;  ///< elements that strides of x, y and weights are multiples of
 };
 
 /// A half-open range of tokens or experts.
@@ -42,6 +43,7 @@ class PackedTensor {
 
   TensorView view() const { return view_; }
   const std::vector<std::byte>& bytes() const { return bytes_; }
+  std::byte* data() const { return static_cast<std::byte*>(view_.data); }
   void poison();
 
  private:
@@ -65,6 +67,8 @@ struct RankCall {
   /// y without gaps; fails the test where a byte between the rows changed.
   std::vector<BF16> y_rows() const;
   bool is_y_untouched() const;
+  /// What a call that failed leaves: nothing on the CPU, NaN in every row on a device.
+  bool is_y_of_a_failed_call(BackendKind backend) const;
 };
 
 }  // namespace distmoe::conformance

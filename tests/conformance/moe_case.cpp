@@ -3,39 +3,37 @@
 
 #include <algorithm>
 
+#include "backend/backend.hpp"
+#include "backend/cuda/device.hpp"
+
 namespace distmoe::conformance {
 
 std::string name_of(const MoeCase& moe_case) {
-  const std::string backend = moe_case.backend == BackendKind::kCpu ? "cpu" : "cuda";
   const std::string combine = moe_case.combine == Combine::kPerRoute ? "per_route" : "per_rank";
-  return backend + "_threads_P" + std::to_string(moe_case.ranks) + "_w" +
-         std::to_string(moe_case.num_threads) + "_" + combine;
-}
-
-std::vector<MoeCase> all_cases() {
-  std::vector<MoeCase> cases;
-  for (const int ranks : {1, 2, 3, 4, 5, 8}) {
-    cases.push_back({.ranks = ranks, .num_threads = 1});
-    cases.push_back({.ranks = ranks, .num_threads = ranks == 2 ? 4 : 2});
-    cases.push_back({.ranks = ranks, .num_threads = 2, .combine = Combine::kPerRank});
+  const std::string ranks = "_threads_P" + std::to_string(moe_case.ranks);
+  if (moe_case.backend == BackendKind::kCpu) {
+    return "cpu" + ranks + "_w" + std::to_string(moe_case.num_threads) + "_" + combine;
   }
-  return cases;
+  std::string devices;
+  for (const int device : moe_case.devices) devices += std::to_string(device);
+  return "cuda" + ranks + "_on_" + devices + "_" + combine;
 }
 
-std::vector<MoeCase> some_cases() {
-  return {{.ranks = 1, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 8}};
+MoeCase single_rank_of(const MoeCase& moe_case) {
+  MoeCase single{.backend = moe_case.backend};
+  if (!moe_case.devices.empty()) single.devices = {moe_case.devices.front()};
+  return single;
 }
 
-std::vector<MoeCase> combine_cases() {
-  std::vector<MoeCase> cases = some_cases();
-  for (const int ranks : {2, 3, 8}) {
-    cases.push_back({.ranks = ranks, .num_threads = 2, .combine = Combine::kPerRank});
+std::string why_skipped(const MoeCase& moe_case) {
+  if (moe_case.backend == BackendKind::kCpu) return "";
+  if (std::string reason = cuda::why_unavailable(); !reason.empty()) {
+    return "no CUDA device: " + reason;
   }
-  return cases;
-}
-
-std::vector<MoeCase> group_cases() {
-  return {{.ranks = 2, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 5}};
+  const int last = *std::ranges::max_element(moe_case.devices);
+  if (last < cuda::device_count()) return "";
+  return "needs CUDA device " + std::to_string(last) + ", there are " +
+         std::to_string(cuda::device_count());
 }
 
 void run_group(const MoeCase& moe_case,

@@ -4,6 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <sstream>
+#include <thread>
+
+#include "plan/expert_partition.hpp"
 
 namespace distmoe::conformance {
 namespace {
@@ -79,21 +82,37 @@ ExpertRow<Real> expert_row(const MoeProblem& problem, std::int64_t expert, const
   return row;
 }
 
-/// Calls visit(token, score, expert, expert row) for every enabled route, by token, then k.
 template <typename Real, typename Round, typename Visit>
-void for_each_route(const MoeProblem& problem, Round round, const Visit& visit) {
-  for (std::int64_t token = 0; token < problem.shape.num_tokens; ++token) {
-    const BF16* x = problem.x.data() + token * problem.shape.hidden_dim;
-    for (std::int64_t k = 0; k < problem.shape.top_k; ++k) {
-      const auto route = static_cast<std::size_t>(token * problem.shape.top_k + k);
-      const std::int64_t expert = problem.ids[route];
-      if (expert == -1) continue;
-      visit(token, Real{problem.scores[route]}, expert,
-            expert_row<Real>(problem, expert, x, round));
-    }
+void visit_token(const MoeProblem& problem, std::int64_t token, Round round, const Visit& visit) {
+  const BF16* x = problem.x.data() + token * problem.shape.hidden_dim;
+  for (std::int64_t k = 0; k < problem.shape.top_k; ++k) {
+    const auto route = static_cast<std::size_t>(token * problem.shape.top_k + k);
+    const std::int64_t expert = problem.ids[route];
+    if (expert == -1) continue;
+    visit(token, Real{problem.scores[route]}, expert, expert_row<Real>(problem, expert, x, round));
   }
 }
 
+/// Calls visit(token, score, expert, expert row) for every enabled route; those of one token in the
+/// order of k on one thread.
+template <typename Real, typename Round, typename Visit>
+void for_each_route(const MoeProblem& problem, Round round, const Visit& visit) {
+  const MoeShape& shape = problem.shape;
+  const std::int64_t products =
+      problem.num_routes() * 3 * shape.hidden_dim * shape.intermediate_dim;
+  constexpr std::int64_t kProductsWorthAThread = 1 << 22;
+  const auto threads =
+      std::clamp<std::int64_t>(products / kProductsWorthAThread, 1,
+                               std::max<std::int64_t>(1, std::thread::hardware_concurrency()));
+  std::vector<std::jthread> others;
+  const auto take = [&](std::int64_t first) {
+    for (std::int64_t token = first; token < shape.num_tokens; token += threads) {
+      visit_token<Real>(problem, token, round, visit);
+    }
+  };
+  for (std::int64_t thread = 1; thread < threads; ++thread) others.emplace_back(take, thread);
+  take(0);
+}
 /// How far independent ulps of h1 and one of h3 move element d of an expert's answer.
 double sensitivity(const MoeProblem& problem, std::int64_t expert, const ExpertRow<double>& row,
                    std::int64_t d) {
@@ -133,40 +152,47 @@ Oracle oracle_of(const MoeProblem& problem) {
   return oracle;
 }
 
-std::vector<BF16> plain_of(const MoeProblem& problem) {
-  const std::int64_t width = problem.shape.hidden_dim;
-  std::vector<float> sums(static_cast<std::size_t>(problem.shape.num_tokens * width));
+std::vector<BF16> plain_of(const MoeProblem& problem, int ranks) {
+  const auto width = static_cast<std::size_t>(problem.shape.hidden_dim);
+  const auto size = static_cast<std::size_t>(problem.shape.num_tokens) * width;
+  // One sum for each rank, added in ascending order; a rank without routes adds nothing.
+  std::vector<std::vector<float>> sums(static_cast<std::size_t>(ranks), std::vector<float>(size));
   for_each_route<float>(
       problem, rounded,
-      [&](std::int64_t token, float score, std::int64_t, const ExpertRow<float>& row) {
-        for (std::int64_t d = 0; d < width; ++d) {
-          sums[static_cast<std::size_t>(token * width + d)] +=
-              row.h3[static_cast<std::size_t>(d)] * score;
-        }
+      [&](std::int64_t token, float score, std::int64_t expert, const ExpertRow<float>& row) {
+        const std::int64_t owner = expert_owner(problem.shape.num_experts, ranks, expert);
+        float* of_token =
+            &sums[static_cast<std::size_t>(owner)][static_cast<std::size_t>(token) * width];
+        for (std::size_t d = 0; d < width; ++d) of_token[d] += row.h3[d] * score;
       });
   std::vector<BF16> y;
-  y.reserve(sums.size());
-  for (const float sum : sums) y.push_back(to_bf16(sum));
+  y.reserve(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    float sum = 0;
+    for (const std::vector<float>& of_rank : sums) sum += of_rank[i];
+    y.push_back(to_bf16(sum));
+  }
   return y;
 }
 
-std::string first_violation(const MoeProblem& problem, const std::vector<BF16>& y) {
-  const Oracle oracle = oracle_of(problem);
-  const std::vector<BF16> plain = plain_of(problem);
-  if (y.size() != oracle.y.size()) return "y has the wrong size";
-  const auto width = static_cast<std::size_t>(problem.shape.hidden_dim);
+Tolerance::Tolerance(const MoeProblem& problem)
+    : width_(problem.shape.hidden_dim), oracle_(oracle_of(problem)), plain_(plain_of(problem)) {}
+
+std::string Tolerance::first_violation(const std::vector<BF16>& y) const {
+  if (y.size() != oracle_.y.size()) return "y has the wrong size";
+  const auto width = static_cast<std::size_t>(width_);
   std::ostringstream text;
   const auto check = [&](const std::string& what, std::size_t begin, std::size_t end) {
     Norms norms;
     for (std::size_t i = begin; i < end; ++i) {
-      norms.actual += std::pow(to_float(y[i]) - oracle.y[i], 2);
-      norms.plain += std::pow(to_float(plain[i]) - oracle.y[i], 2);
-      norms.term = std::max(norms.term, oracle.magnitude[i]);
+      norms.actual += std::pow(to_float(y[i]) - oracle_.y[i], 2);
+      norms.plain += std::pow(to_float(plain_[i]) - oracle_.y[i], 2);
+      norms.term = std::max(norms.term, oracle_.magnitude[i]);
     }
     if (norms.holds()) return true;
     text << what << ": error " << std::sqrt(norms.actual) << ", plain implementation "
          << std::sqrt(norms.plain) << ", magnitude " << norms.term << ", first element "
-         << to_float(y[begin]) << " for " << oracle.y[begin];
+         << to_float(y[begin]) << " for " << oracle_.y[begin];
     return false;
   };
   for (std::size_t begin = 0; begin < y.size(); begin += width) {
@@ -174,6 +200,10 @@ std::string first_violation(const MoeProblem& problem, const std::vector<BF16>& 
   }
   check("all tokens", 0, y.size());
   return text.str();
+}
+
+std::string first_violation(const MoeProblem& problem, const std::vector<BF16>& y) {
+  return Tolerance(problem).first_violation(y);
 }
 
 std::string first_difference(const std::vector<BF16>& expected, const std::vector<BF16>& actual,

@@ -19,13 +19,25 @@ struct Oracle {
 Oracle oracle_of(const MoeProblem& problem);
 
 /// A straightforward implementation in the library's precision: FP32 sums from left to right; h1,
-/// h2, h3 and y rounded to BF16.
-std::vector<BF16> plain_of(const MoeProblem& problem);
+/// h2, h3 and y rounded to BF16. With `ranks` above 1 as combine per_rank sums.
+std::vector<BF16> plain_of(const MoeProblem& problem, int ranks = 1);
 
 /// The tolerance of the suite: |y - oracle| is at most 1.5 |plain - oracle| and a rounding term, as
 /// 2-norms over every row and over all rows. Empty where y keeps to it, else the worst row in
 /// words.
 std::string first_violation(const MoeProblem& problem, const std::vector<BF16>& y);
+
+/// The same for many results of one problem.
+class Tolerance {
+ public:
+  explicit Tolerance(const MoeProblem& problem);
+  std::string first_violation(const std::vector<BF16>& y) const;
+
+ private:
+  std::int64_t width_;
+  Oracle oracle_;
+  std::vector<BF16> plain_;
+};
 
 /// Where two results differ bit by bit, in words; empty where they are equal.
 std::string first_difference(const std::vector<BF16>& expected, const std::vector<BF16>& actual,

@@ -19,6 +19,9 @@ enum Stream : std::uint64_t {
   kDownBias
 };
 
+/// Of an exact problem: columns that can move a gate by 3 each, so that it stays above 40.
+constexpr std::size_t kExactGateColumns = 8;
+
 std::size_t count(std::int64_t a, std::int64_t b, std::int64_t c = 1) {
   return static_cast<std::size_t>(a * b * c);
 }
@@ -130,15 +133,40 @@ void add_biases(MoeProblem& problem, std::uint64_t seed) {
       random_floats(count(shape.num_experts, shape.hidden_dim), 1.0, seed, kDownBias);
 }
 
+MoeProblem make_exact_problem(const MoeShape& shape, RoutePattern pattern, std::uint64_t seed) {
+  MoeProblem problem = make_problem(shape, pattern, seed);
+  // An integer in [-limit, limit], 0 more often than not.
+  const auto sparse = [&](Stream stream, std::size_t at, std::int64_t limit) {
+    const std::uint64_t bits = mix(seed, stream, at);
+    if (bits % 4 != 0) return 0.0;
+    return static_cast<double>(static_cast<std::int64_t>((bits >> 8) % (2 * limit + 1)) - limit);
+  };
+  const auto width = static_cast<std::size_t>(shape.hidden_dim);
+  for (std::size_t i = 0; i < problem.x.size(); ++i) {
+    // The first column carries the gate to where its sigmoid is 1.
+    problem.x[i] = to_bf16(i % width == 0 ? 1.0 : sparse(kX, i, 3));
+  }
+  for (std::size_t i = 0; i < problem.gate.size(); ++i) {
+    const bool is_sparse_column = i % width < kExactGateColumns;
+    problem.gate[i] = to_bf16(i % width == 0 ? 64.0 : is_sparse_column ? sparse(kGate, i, 1) : 0.0);
+    problem.up[i] = to_bf16(sparse(kUp, i, 2));
+  }
+  for (std::size_t i = 0; i < problem.down.size(); ++i) {
+    problem.down[i] = to_bf16(sparse(kDown, i, 2));
+  }
+  return problem;
+}
+
 MoeProblem make_constant_problem(const MoeShape& shape, double gate, double up, double down) {
   MoeProblem problem;
   problem.shape = shape;
   problem.x.assign(count(shape.num_tokens, shape.hidden_dim), to_bf16(1.0));
   problem.scores.assign(count(shape.num_tokens, shape.top_k), 1.0f);
   const std::size_t matrix = count(shape.num_experts, shape.intermediate_dim, shape.hidden_dim);
-  problem.gate.assign(matrix, to_bf16(gate));
-  problem.up.assign(matrix, to_bf16(up));
-  problem.down.assign(matrix, to_bf16(down));
+  const auto width = static_cast<double>(shape.hidden_dim);
+  problem.gate.assign(matrix, to_bf16(gate / width));
+  problem.up.assign(matrix, to_bf16(up / width));
+  problem.down.assign(matrix, to_bf16(down / static_cast<double>(shape.intermediate_dim)));
   for (std::int64_t token = 0; token < shape.num_tokens; ++token) {
     problem.ids.insert(problem.ids.end(), static_cast<std::size_t>(shape.top_k),
                        token % shape.num_experts);

@@ -61,8 +61,14 @@ struct MoeProblem {
 MoeProblem make_problem(const MoeShape& shape, RoutePattern pattern, std::uint64_t seed);
 void add_biases(MoeProblem& problem, std::uint64_t seed);
 
-/// A layer whose every weight is `gate`, `up` and `down`, with x = 1 and scores 1, routed to expert
-/// token mod E in each slot: for values that can be computed by hand.
+/// A layer in which every product sum is an integer that FP32 holds and every sigmoid is 1, so that
+/// h1, h2 and h3 have the same bits in whatever order sums are taken; scores are as random as
+/// always.
+MoeProblem make_exact_problem(const MoeShape& shape, RoutePattern pattern, std::uint64_t seed);
+
+/// A layer whose x = 1 makes every gate `gate`, every up `up` and every h3 `down` times h2, with
+/// scores 1, routed to expert token mod E in each slot: for values that can be computed by hand.
+/// Exact where the widths are powers of two.
 MoeProblem make_constant_problem(const MoeShape& shape, double gate, double up, double down);
 
 }  // namespace distmoe::conformance

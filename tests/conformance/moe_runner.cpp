@@ -7,6 +7,14 @@
 
 namespace distmoe::conformance {
 
+MoeShape fit(MoeShape shape, const MoeCase& moe_case) {
+  if (moe_case.backend == BackendKind::kCpu) return shape;
+  for (std::int64_t* width : {&shape.hidden_dim, &shape.intermediate_dim}) {
+    *width = (*width + 7) / 8 * 8;
+  }
+  return shape;
+}
+
 TokenCounts even_split(std::int64_t num_tokens, int ranks) {
   TokenCounts counts;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -65,8 +73,12 @@ RankCall pack_rank(const MoeProblem& problem, const CallForm& form, const TokenC
 
 Context make_context(const Config& config, const MoeCase& moe_case,
                      std::shared_ptr<Communicator> communicator) {
-  return Context::create(config, std::move(communicator),
-                         {.backend = moe_case.backend, .num_threads = moe_case.num_threads});
+  const std::size_t rank =
+      communicator == nullptr ? 0 : static_cast<std::size_t>(communicator->rank());
+  const int device = moe_case.devices.empty() ? 0 : moe_case.devices[rank];
+  return Context::create(
+      config, std::move(communicator),
+      {.backend = moe_case.backend, .num_threads = moe_case.num_threads, .device = device});
 }
 
 std::vector<BF16> gather_rows(Communicator& communicator, const std::vector<BF16>& mine,
@@ -95,7 +107,7 @@ std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const 
     const int rank = communicator->rank();
     const RankCall call = pack_rank(problem, form, counts, rank);
     Context context = make_context(config, moe_case, communicator);
-    routed_experts(context, call.input, call.weights, call.y_view());
+    call_experts(context, call);
     std::vector<BF16> all =
         gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
     const std::scoped_lock lock(mutex);

@@ -10,10 +10,14 @@
 #include "conformance/moe_call.hpp"
 #include "conformance/moe_case.hpp"
 #include "conformance/moe_problem.hpp"
+#include "conformance/placed_call.hpp"
 
 namespace distmoe::conformance {
 
 using TokenCounts = std::vector<std::int64_t>;  ///< of every rank
+
+/// The shape with widths that the case's backend takes: CUDA wants multiples of 8.
+MoeShape fit(MoeShape shape, const MoeCase& moe_case);
 
 /// Contiguous blocks, as even as possible.
 TokenCounts even_split(std::int64_t num_tokens, int ranks);
@@ -29,7 +33,7 @@ Config config_of(const MoeProblem& problem, const MoeCase& moe_case, const CallF
 RankCall pack_rank(const MoeProblem& problem, const CallForm& form, const TokenCounts& counts,
                    int rank);
 
-/// A context of `config` on this rank.
+/// A context of `config` on this rank of the case.
 Context make_context(const Config& config, const MoeCase& moe_case,
                      std::shared_ptr<Communicator> communicator);
 

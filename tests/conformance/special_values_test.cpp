@@ -14,7 +14,7 @@
 namespace distmoe::conformance {
 namespace {
 
-class SpecialValues : public testing::TestWithParam<MoeCase> {};
+class SpecialValues : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, SpecialValues, testing::ValuesIn(combine_cases()), case_name);
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
@@ -147,8 +147,9 @@ TEST_P(SpecialValues, NaNWeightsReachTheirExpertsTokensAlone) {
 /// Far gates: s(z) is 0 or 1, no NaN appears, and large values become what BF16 makes of them.
 // reports: A64: 1e5 before the score is no overflow in BF16.
 TEST_P(SpecialValues, LargeValuesStayFinite) {
-  const MoeShape shape{
-      .num_tokens = 5, .hidden_dim = 1, .intermediate_dim = 1, .num_experts = 3, .top_k = 1};
+  const MoeShape shape =
+      fit({.num_tokens = 5, .hidden_dim = 1, .intermediate_dim = 1, .num_experts = 3, .top_k = 1},
+          GetParam());
   MoeProblem problem = make_constant_problem(shape, 100.0, 1000.0, 1.0);
   std::ranges::fill(problem.scores, 0.1f);
   for (const BF16 value : run(problem, GetParam())) {

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A packed call where the context's backend wants it.
+#pragma once
+
+#include "backend/cuda/device.hpp"
+#include "conformance/moe_call.hpp"
+#include "distmoe/context.hpp"
+
+namespace distmoe::conformance {
+
+/// A host tensor's copy on a device, with the same shape and strides.
+class DeviceTensor {
+ public:
+  DeviceTensor(const PackedTensor& host, int device);
+  const TensorView& view() const { return view_; }
+  const cuda::DeviceBuffer& buffer() const { return buffer_; }
+  void upload(const PackedTensor& host) const;
+  /// Of all bytes, those between the rows too.
+  void download(const PackedTensor& host) const;
+
+ private:
+  cuda::DeviceBuffer buffer_;
+  TensorView view_;
+};
+
+/// One rank's call with everything on its device.
+struct DeviceCall {
+  DeviceTensor x, ids, scores, w13, w2, bias13, bias2, y;
+
+  DeviceCall(const RankCall& call, int device);
+  RoutedInput input() const { return {x.view(), ids.view(), scores.view()}; }
+  ExpertWeights weights() const { return {w13.view(), w2.view(), bias13.view(), bias2.view()}; }
+  /// y as it is on the device now, without gaps between its rows.
+  std::vector<BF16> y_rows() const;
+};
+
+/// One call of `context`, waited for: what it throws, of the host or of the device, comes out here,
+/// and y is in the packed call, that of a call that failed too.
+void call_experts(Context& context, const RankCall& call);
+
+}  // namespace distmoe::conformance
