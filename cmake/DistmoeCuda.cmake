@@ -21,7 +21,9 @@ enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 set(DISTMOE_CUDA_ENABLED ON)
 
+# A kernel that spills registers does not compile; the test compile.a_spill_is_an_error proves it.
+set(DISTMOE_CUDA_FLAGS -gencode=arch=compute_90a,code=sm_90a -lineinfo --expt-relaxed-constexpr
+    -Xptxas=-warn-spills,-Werror -Xcompiler=-fPIC,-fvisibility=hidden)
 add_library(distmoe_cuda_options INTERFACE)
 target_compile_options(distmoe_cuda_options INTERFACE
-  $<$<COMPILE_LANGUAGE:CUDA>:-gencode=arch=compute_90a,code=sm_90a -lineinfo
-    --expt-relaxed-constexpr -Xptxas=-warn-spills,-Werror -Xcompiler=-fPIC,-fvisibility=hidden>)
+  "$<$<COMPILE_LANGUAGE:CUDA>:${DISTMOE_CUDA_FLAGS}>")

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: a call that fails on the device fails on every rank: outputs NaN, one error for all at
+// check(), and, unless a peer was lost, the next call right. No rank takes for a result what a peer
+// never computed.
+#include "gpu/gpu_ranks.hpp"
+
+#include <thread>
+
+#include "backend/cuda/device.hpp"
+#include "conformance/moe_oracle.hpp"
+#include "conformance/moe_refusal.hpp"
+
+namespace distmoe::gpu {
+namespace {
+
+using conformance::DeviceCall;
+using conformance::expect_error;
+using conformance::MoeProblem;
+using conformance::Outcome;
+using conformance::outcome_of;
+using conformance::RoutePattern;
+
+class CudaFaults : public GpuTest {};
+
+/// Runs `body` for ranks on all devices and both ways to combine.
+void for_each_form(const MoeProblem& problem,
+                   const std::function<void(const GpuRun&, RowsOfRanks&)>& body) {
+  for (const Combine combine : {Combine::kPerRoute, Combine::kPerRank}) {
+    for (const Devices& devices : all_devices()) {
+      SCOPED_TRACE(name_of(devices) + (combine == Combine::kPerRank ? ", per_rank" : ""));
+      RowsOfRanks rows(devices.size());
+      body({.devices = devices,
+            .counts =
+                conformance::even_split(problem.shape.num_tokens, static_cast<int>(devices.size())),
+            .adjust = [&](Config& config) { config.combine = combine; }},
+           rows);
+      EXPECT_EQ(conformance::first_violation(problem, rows.all()), "");
+    }
+  }
+}
+
+TEST_F(CudaFaults, ABadIdFailsOnEveryRankAndTheNextCallWorks) {
+  const MoeProblem good =
+      conformance::make_problem({100, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
+  for (const std::int64_t id : {std::int64_t{8}, std::int64_t{-2}, std::int64_t{1} << 32}) {
+    MoeProblem bad = good;
+    bad.ids[7] = id;
+    for_each_form(good, [&](GpuRun run, RowsOfRanks& rows) {
+      run.form.id_dtype = DType::kI64;
+      on_every_rank(good, run, [&](Context& context, DeviceCall& call, Communicator&) {
+        const conformance::RankCall bad_host =
+            conformance::pack_rank(bad, run.form, run.counts, context.rank());
+        DeviceCall bad_call(bad_host, run.devices[static_cast<std::size_t>(context.rank())]);
+        routed_experts(context, bad_call.input(), bad_call.weights(), bad_call.y.view());
+        expect_error(outcome_of([&] { context.check(); }), ErrorCode::kInvalidArgument,
+                     {"call 1", "topk_ids[3, 1] of rank 0", "is " + std::to_string(id), "0 to 7"});
+        EXPECT_TRUE(all_nan(bad_call.y_rows()));
+        EXPECT_NO_THROW(context.check());
+        routed_experts(context, call.input(), call.weights(), call.y.view());
+        context.check();
+        rows.put(context.rank(), call.y_rows());
+      });
+    });
+  }
+}
+
+// A rank whose host refuses its arguments throws; its peers hear of it from check(), and all go on.
+TEST_F(CudaFaults, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
+  const MoeProblem problem =
+      conformance::make_problem({80, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+  for_each_form(problem, [&](const GpuRun& run, RowsOfRanks& rows) {
+    const auto ranks = static_cast<int>(run.devices.size());
+    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
+      RoutedInput input = call.input();
+      const bool is_refused = context.rank() == ranks - 1;
+      if (is_refused) input.x_TD.dtype = DType::kF16;
+      const Outcome outcome = outcome_of([&] {
+        routed_experts(context, input, call.weights(), call.y.view());
+        context.check();
+      });
+      expect_error(outcome, ErrorCode::kInvalidArgument,
+                   {"rank " + std::to_string(ranks - 1), "call 1"});
+      EXPECT_TRUE(is_refused || all_nan(call.y_rows()));
+      routed_experts(context, call.input(), call.weights(), call.y.view());
+      context.check();
+      rows.put(context.rank(), call.y_rows());
+    });
+  });
+}
+
+// One rank that cannot make its part is heard by all: none waits for it.
+TEST_F(CudaFaults, ACreationThatFailsOnOneRankFailsOnAllWithItsCode) {
+  const MoeProblem problem =
+      conformance::make_problem({8, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
+  const Config config = conformance::config_of(problem, cuda_case({0, 0, 0}), {}, 8);
+  run_thread_group(3, [&](const std::shared_ptr<Communicator>& group) {
+    const int device = group->rank() == 1 ? cuda::device_count() : 0;
+    expect_error(outcome_of([&] {
+                   Context::create(config, group,
+                                   {.backend = BackendKind::kCuda, .device = device});
+                 }),
+                 ErrorCode::kInvalidArgument, {"device"});
+  });
+}
+
+// A rank that comes after the others gave up has no results of theirs and must not pretend so.
+TEST_F(CudaFaults, ARankThatComesTooLateFailsToo) {
+  const MoeProblem problem =
+      conformance::make_problem({60, 128, 64, 9, 3}, RoutePattern::kDistinct, 9);
+  std::vector<Devices> placements = {{0, 0}, {0, 0, 0}};
+  if (cuda::device_count() > 1) placements.push_back({0, 1});
+  for (const Devices& devices : placements) {
+    SCOPED_TRACE(name_of(devices));
+    const auto ranks = static_cast<int>(devices.size());
+    const auto timeout = std::chrono::milliseconds(400);
+    const GpuRun run{.devices = devices,
+                     .counts = conformance::even_split(60, ranks),
+                     .adjust = [&](Config& config) { config.timeout = timeout; }};
+    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
+      const int late = ranks - 1;
+      // The others wait at both barriers of the call.
+      if (context.rank() == late) std::this_thread::sleep_for(4 * timeout);
+      routed_experts(context, call.input(), call.weights(), call.y.view());
+      const Outcome outcome = outcome_of([&] { context.check(); });
+      if (context.rank() == late) {
+        expect_error(outcome, ErrorCode::kPeerLost, {"gave the call up", "call 1"});
+      } else {
+        expect_error(outcome, ErrorCode::kPeerLost, {"rank " + std::to_string(late), "400 ms"});
+      }
+      EXPECT_TRUE(all_nan(call.y_rows()));
+      expect_error(
+          outcome_of([&] { routed_experts(context, call.input(), call.weights(), call.y.view()); }),
+          ErrorCode::kClosed, {});
+    });
+  }
+}
+
+}  // namespace
+}  // namespace distmoe::gpu
