@@ -8,6 +8,7 @@ namespace {
 
 std::vector<MoeCase> cases_of(Combine combine, const std::vector<std::vector<int>>& placements) {
   std::vector<MoeCase> cases;
+  cases.reserve(placements.size());
   for (const std::vector<int>& devices : placements) {
     cases.push_back({.backend = BackendKind::kCuda,
                      .ranks = static_cast<int>(devices.size()),

@@ -126,7 +126,6 @@ CudaBackend::CudaBackend(BackendSetup setup)
   const LayerRegions regions = bytes.scratch_regions(capacity_rows_);
   // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): follows from the regions
   gather_buffer_ = reinterpret_cast<std::uint64_t>(memory_.scratch());
-  h3_ = gather_buffer_;
   h2_ = gather_buffer_ + static_cast<std::uint64_t>(regions.x + regions.h1);
   DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
   DISTMOE_CUDA_CHECK(prepare_route());
@@ -280,7 +279,7 @@ void CudaBackend::send_rank_sums(cudaStream_t stream) {
   const SumTables sums = sum_tables();
   DISTMOE_CUDA_CHECK(
       launch_rank_sums({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                        .h3 = h3_,
+                        .h3 = h3(),
                         .address = sums.address,
                         .rows = sums.rows,
                         .scores = sums.scores,
@@ -290,7 +289,7 @@ void CudaBackend::send_rank_sums(cudaStream_t stream) {
 }
 
 RowTable CudaBackend::result_rows() const {
-  if (combines_per_rank()) return {.base = h3_, .stride_bytes = setup_.config.hidden_dim * 2};
+  if (combines_per_rank()) return {.base = h3(), .stride_bytes = setup_.config.hidden_dim * 2};
   return {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress)};
 }
 
@@ -387,7 +386,7 @@ void CudaBackend::combine(const ForwardCall& call) {
       .y = address_of(call.y_TD),
       .y_stride_bytes = row_stride_bytes(call.y_TD),
       .row_of_route = sum_tables().row_of_route,
-      .h3 = h3_,
+      .h3 = h3(),
       .sums_per_token = static_cast<std::int32_t>(cuda_sums_per_token(setup_.config, setup_.size)),
       .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
       .num_ranks = setup_.size,

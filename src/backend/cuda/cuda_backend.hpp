@@ -64,6 +64,8 @@ class CudaBackend final : public Backend {
   void copy_from_device(void* out, const void* source, std::size_t bytes);
   GroupedGemmArgs product_args(Product product) const;
   RowTable h2_rows() const;
+  /// BF16 [R, D], with combine per_rank: in the place of the gathered rows.
+  std::uint64_t h3() const { return gather_buffer_; }
   /// Where W2 stores its rows.
   RowTable result_rows() const;
   bool combines_per_rank() const;
@@ -82,7 +84,6 @@ class CudaBackend final : public Backend {
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
   std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
   std::uint64_t h2_;             ///< BF16 [R, F]
-  std::uint64_t h3_;  ///< BF16 [R, D], with combine per_rank: in place of the gathered rows
   std::function<void(cudaStream_t)> order_peers_;
   std::vector<std::int64_t> rows_per_rank_;
   std::vector<std::int64_t> rows_per_expert_;
