@@ -92,6 +92,7 @@ Json json_of(const ExplainedCall& call, const cuda::ChoiceInputs& inputs) {
           {"pulled_rows", rows.pulled_rows},
           {"rows_per_expert", cuda::rows_per_expert(inputs, rows.num_tokens)},
           {"active_experts", rows.active_experts},
+          {"starts_w2_early", call.starts_w2_early},
           {"products", std::move(products)},
           {"launches", list_of(call.launches)}};
 }
@@ -126,6 +127,7 @@ ExplainedKernels explain_kernels(std::string title, const cuda::ChoiceInputs& in
     for (const cuda::Product product : {cuda::Product::kW13, cuda::Product::kW2}) {
       call.products.push_back(cuda::product_load(product, inputs, kernels.choice, call.rows));
     }
+    call.starts_w2_early = cuda::starts_w2_early(inputs, kernels.choice, num_tokens);
     call.launches =
         cuda::forward_launches(inputs, kernels.choice, kernels.rank, num_tokens, max_tokens);
     kernels.calls.push_back(std::move(call));

@@ -15,6 +15,7 @@ namespace distmoe::tools {
 /// One call of T tokens on every rank.
 struct ExplainedCall {
   cuda::BalancedRows rows;
+  bool starts_w2_early = false;
   std::vector<cuda::ProductLoad> products{};
   std::vector<cuda::NamedLaunch> launches{};
 };

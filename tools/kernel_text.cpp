@@ -139,6 +139,9 @@ void write_call(std::ostream& text, const ExplainedKernels& kernels, const Expla
     write_product(text, load, kernels.choice.clusters());
     for (const cuda::GroupKind& kind : rows.of(load.product).kinds) write_group(text, kind);
   }
+  if (call.starts_w2_early) {
+    text << kIndent << "w2_scatter starts on the SMs that w13_swiglu leaves\n";
+  }
   write_launches(text, call.launches);
 }
 

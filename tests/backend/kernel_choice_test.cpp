@@ -195,5 +195,27 @@ TEST(RankTilings, TheLargestGroupIsRankedToo) {
   EXPECT_GE(ranked[0].computed_rows, INT32_MAX);
 }
 
+// Measured: Mixtral loses at every number of tokens up to 128, the others gain from 16 on.
+TEST(KernelChoice, W2StartsEarlyWhereItHasManyTiles) {
+  ChoiceInputs inputs = qwen();
+  ContextChoice choice = choose_kernels(inputs);
+  EXPECT_FALSE(starts_w2_early(inputs, choice, 0));
+  EXPECT_FALSE(starts_w2_early(inputs, choice, 1));
+  EXPECT_TRUE(starts_w2_early(inputs, choice, 16));
+  EXPECT_TRUE(starts_w2_early(inputs, choice, 8192));
+  inputs.ranks_on_device = 2;
+  choice = choose_kernels(inputs);
+  EXPECT_FALSE(starts_w2_early(inputs, choice, 8192));
+
+  ChoiceInputs mixtral = qwen();
+  mixtral.hidden_dim = 4096;
+  mixtral.intermediate_dim = 14336;
+  mixtral.num_experts = 8;
+  mixtral.top_k = 2;
+  choice = choose_kernels(mixtral);
+  EXPECT_FALSE(starts_w2_early(mixtral, choice, 128));
+  EXPECT_TRUE(starts_w2_early(mixtral, choice, 8192));
+}
+
 }  // namespace
 }  // namespace distmoe::cuda

@@ -147,10 +147,10 @@ CudaBackend::~CudaBackend() {
 void CudaBackend::connect() {
   const DeviceScope scope(setup_.device);
   const PeerMap peers = map_peer_windows(setup_, memory_);
-  ChoiceInputs inputs = choice_inputs(setup_);
-  inputs.device_sms = device_sms(setup_.device);
-  inputs.ranks_on_device = peers.ranks_on_device;
-  choice_ = choose_kernels(inputs);
+  choice_inputs_ = choice_inputs(setup_);
+  choice_inputs_.device_sms = device_sms(setup_.device);
+  choice_inputs_.ranks_on_device = peers.ranks_on_device;
+  choice_ = choose_kernels(choice_inputs_);
   DISTMOE_CUDA_CHECK(cudaMemcpyAsync(
       memory_.buffer(buffer_name::kPeerWindows), peers.windows.data(),
       peers.windows.size() * sizeof(PeerWindows), cudaMemcpyHostToDevice, own_stream_));
@@ -324,6 +324,7 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
                .buffer = gather_buffer_,
                .buffer_stride_bytes = setup_.config.hidden_dim * 2,
                .num_pullers = choice_.pulling_clusters};
+  args.lets_next_start = starts_w2_early(choice_inputs_, choice_, call.num_tokens) ? 1 : 0;
   args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
                  .alpha = static_cast<float>(setup_.config.swiglu_alpha),
                  .limit = static_cast<float>(setup_.config.swiglu_limit)};

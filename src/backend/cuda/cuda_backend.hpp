@@ -80,6 +80,7 @@ class CudaBackend final : public Backend {
   cudaStream_t own_stream_ = nullptr;
   cudaEvent_t last_call_done_ = nullptr;
   EncodeTiled encode_ = nullptr;
+  ChoiceInputs choice_inputs_;   ///< from connect() on, as
   ContextChoice choice_;         ///< how this rank's calls run, from connect() on
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
   std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.cuh"
 
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
 
@@ -18,10 +19,8 @@ cudaError_t prepare() {
 template <typename Policy>
 cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_blocks,
                    cudaStream_t stream) {
-  const LaunchShape shape = grouped_gemm_launch(num_blocks);
-  grouped_gemm_kernel<Policy>
-      <<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args, map);
-  return cudaGetLastError();
+  return launch_early(grouped_gemm_kernel<Policy>, grouped_gemm_launch(num_blocks), stream, args,
+                      map);
 }
 
 /// A map of BF16 with 128-byte swizzle; strides of all dimensions but the first, in elements.

@@ -37,6 +37,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/ptx/registers.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/cuda/tile/operand_load.cuh"
@@ -55,7 +56,8 @@ struct W13Policy {
   using Epilogue = SwigluEpilogue<kIsClamped>;
   static constexpr Product kProduct = Product::kW13;
   static constexpr bool kPulls = true;
-  static constexpr int kColumnsPerWeightRow = 2;  ///< weight rows per output column
+  static constexpr bool kLoadsWeightsEarly = false;  ///< which ones, the kernels before it say
+  static constexpr int kColumnsPerWeightRow = 2;     ///< weight rows per output column
 
   static __device__ TensorCoordinates<5> weight_coordinates(int expert, int row, int k) {
     return {{k, 0, 0, row / 16, expert}};
@@ -66,6 +68,8 @@ struct W2Policy {
   using Epilogue = RowEpilogue;
   static constexpr Product kProduct = Product::kW2;
   static constexpr bool kPulls = false;
+  /// While W13 still runs: routing was done before W13 began.
+  static constexpr bool kLoadsWeightsEarly = true;
   static constexpr int kColumnsPerWeightRow = 1;
 
   static __device__ TensorCoordinates<3> weight_coordinates(int expert, int row, int k) {
@@ -280,11 +284,18 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
                         const __grid_constant__ CUtensorMap weights) {
   extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
   GemmStorage& shared = *reinterpret_cast<GemmStorage*>(shared_bytes);
-  if (args.frame->failed != 0) return;
-  if (args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0) return;
   const std::uint32_t cta_rank = blockIdx.x % kClusterBlocks;
   init_barriers(shared);
   ptx::cluster_sync();
+  if constexpr (!Policy::kLoadsWeightsEarly) {
+    ptx::wait_for_earlier_kernels();
+    if (args.lets_next_start != 0) ptx::let_next_kernel_start();
+  }
+  if (args.frame->failed != 0 ||
+      args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0) {
+    ptx::wait_for_earlier_kernels();
+    return;
+  }
   if constexpr (Policy::kPulls) {
     if (static_cast<int>(blockIdx.x / kClusterBlocks) < args.pull.num_pullers) {
       pull_rows(args.pull, args.frame, shared, args.k * 2);
@@ -295,6 +306,8 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
     if (threadIdx.x < 32) {
       run_weight_load<Policy>(args, weights, shared, cta_rank);
     } else {
+      // Everything that follows waits for the tokens.
+      ptx::wait_for_earlier_kernels();
       run_token_gather(args, shared);
     }
   } else {

@@ -61,9 +61,10 @@ struct GroupedGemmArgs {
   DeviceBias bias_up;  ///< W13 only
   GatherPull pull;     ///< W13 only
   SwigluArgs swiglu;
-  std::uint64_t timeout_ns = 0;  ///< of the wait for pulled rows
-  std::int32_t m = 0;            ///< weight rows of one expert: 2F or D
-  std::int32_t k = 0;            ///< D or F; a multiple of 8
+  std::uint64_t timeout_ns = 0;      ///< of the wait for pulled rows
+  std::int32_t lets_next_start = 0;  ///< W13: W2 may take the SMs that it leaves
+  std::int32_t m = 0;                ///< weight rows of one expert: 2F or D
+  std::int32_t k = 0;                ///< D or F; a multiple of 8
 };
 
 /// Where the two halves of W13 lie: elements between two rows of gate (or of up), from gate to up

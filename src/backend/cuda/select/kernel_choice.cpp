@@ -6,6 +6,8 @@
 
 #include "backend/cuda/select/launch_shapes.hpp"
 #include "core/check.hpp"
+#include "core/checked_math.hpp"
+#include "plan/expert_partition.hpp"
 #include "plan/option_names.hpp"
 
 namespace distmoe::cuda {
@@ -106,6 +108,18 @@ ContextChoice choose_kernels(const ChoiceInputs& inputs) {
   const bool sends_sums = inputs.combine == Combine::kPerRank && inputs.num_ranks > 1;
   choice.rank_sum_blocks = sends_sums ? choice.persistent_blocks * kRankSumBlocksPerSm : 0;
   return choice;
+}
+
+bool starts_w2_early(const ChoiceInputs& inputs, const ContextChoice& choice,
+                     std::int64_t num_tokens) {
+  constexpr std::int64_t kMinTilesPerCluster = 4;
+  constexpr std::int64_t kMaxPairRows = kTilesPerPair * kMaxTokensPerTile;
+  if (inputs.ranks_on_device > 1) return false;
+  const std::int64_t rows = checked_mul(num_tokens, inputs.top_k);
+  const std::int64_t experts = num_local_experts(inputs.num_experts, inputs.num_ranks, 0);
+  const std::int64_t pairs = std::max(std::min(rows, experts), rows / kMaxPairRows);
+  return checked_mul(pairs, ceil_div(inputs.hidden_dim, kWeightRows)) >=
+         kMinTilesPerCluster * choice.clusters();
 }
 
 const char* reason_name(Dropped dropped) {
