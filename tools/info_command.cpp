@@ -12,6 +12,7 @@
 #include "backend/cpu/matmul.hpp"
 #include "backend/cuda/device.hpp"
 #include "comm/mpi_engine.hpp"
+#include "comm/nccl_engine.hpp"
 #include "core/check.hpp"
 #include "core/environment.hpp"
 #include "distmoe/version.hpp"
@@ -57,8 +58,18 @@ Component mpi_engine() {
   return {"mpi", kIsMpiCompiled, true, "ranks are processes that mpirun starts"};
 }
 
+/// Whether there are GPUs to use it with is what backends() say.
+Component nccl_engine() {
+  const std::string problem = nccl_engine_problem();
+  if (!problem.empty()) return {"nccl", cuda::kIsCompiled, false, problem};
+  return {"nccl", true, true, concat("ranks are processes with a GPU each, ", nccl_library_text())};
+}
+
 std::vector<Component> engines() {
-  return {{"threads", true, true, "ranks are threads of one process"}, mpi_engine()};
+  return {{"threads", true, true, "ranks are threads of one process"},
+          mpi_engine(),
+          {"tcp", true, true, "ranks are processes that torchrun starts"},
+          nccl_engine()};
 }
 
 Json json_of(const std::vector<Component>& components) {
@@ -80,9 +91,18 @@ Json json_of(const Machine& machine) {
           {"simd", machine.simd}};
 }
 
+/// The library's own, then what launchers set.
+std::vector<EnvironmentVariable> all_variables() {
+  const auto own = environment_variables();
+  const auto launcher = launcher_variables();
+  std::vector<EnvironmentVariable> all(own.begin(), own.end());
+  all.insert(all.end(), launcher.begin(), launcher.end());
+  return all;
+}
+
 Json environment_json() {
   Json list = Json::array();
-  for (const EnvironmentVariable& variable : environment_variables()) {
+  for (const EnvironmentVariable& variable : all_variables()) {
     const std::optional<std::string> value = environment_value(variable);
     list.push_back({{"name", variable.name},
                     {"value", value ? Json(*value) : Json(nullptr)},
@@ -93,11 +113,13 @@ Json environment_json() {
 }
 
 std::string info_json() {
+  // NOTE: looking for NCCL sets a variable.
+  const Json environment = environment_json();
   const Json info = {{"version", version()},
                      {"backends", json_of(backends())},
                      {"engines", json_of(engines())},
                      {"machine", json_of(inspect_machine())},
-                     {"environment", environment_json()}};
+                     {"environment", environment}};
   // NOTE: the environment need not be UTF-8.
   return info.dump(2, ' ', false, Json::error_handler_t::replace) + '\n';
 }
@@ -125,7 +147,7 @@ std::string text_of(const Machine& machine) {
 
 std::string environment_text() {
   std::string text = "environment variables\n";
-  for (const EnvironmentVariable& variable : environment_variables()) {
+  for (const EnvironmentVariable& variable : all_variables()) {
     const std::optional<std::string> value = environment_value(variable);
     text += std::string("  ") + variable.name + (value ? '=' + *value : " (not set)") + ": " +
             variable.meaning + "; legal: " + variable.legal + '\n';
@@ -134,8 +156,9 @@ std::string environment_text() {
 }
 
 std::string info_text() {
+  const std::string environment = environment_text();
   return std::string("distmoe ") + version() + '\n' + text_of("backends", backends()) +
-         text_of("engines", engines()) + text_of(inspect_machine()) + environment_text();
+         text_of("engines", engines()) + text_of(inspect_machine()) + environment;
 }
 
 class InfoCommand final : public Subcommand {

@@ -26,8 +26,8 @@ using RankBody =
     std::function<RankOutcome(const std::shared_ptr<Communicator>&, int ranks_in_process)>;
 
 /// Runs `body` on every rank that this process starts: all of them with threads, where a launcher
-/// starts the processes one. Reports what the ranks did not. Does not return where the group broke
-/// under MPI: the process ends at once, without MPI_Finalize, because a peer that is stuck would
+/// starts the processes one. Reports what the ranks did not. Does not return where a group of
+/// processes broke: this one ends at once, without MPI_Finalize, because a peer that is stuck would
 /// never let it finish.
 ExitCode launch_ranks(const RankSetup& setup, const RankBody& body);
 

@@ -134,6 +134,11 @@ void RankRun::prepare() {
                 options_.ranks.value_or(0), ", but the launcher started ", size, " ranks");
   DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
                 "--graph captures a CUDA graph: it needs --backend cuda");
+  DISTMOE_CHECK(options_.backend == BackendKind::kCpu || size == 1 ||
+                    options_.engine == Engine::kThreads || options_.engine == Engine::kNccl,
+                kInvalidArgument,
+                "--backend cuda runs several ranks with --engine nccl (a process ",
+                "for each GPU) or threads, not with --engine ", to_string(options_.engine));
   DISTMOE_CHECK(options_.num_calls() >= options_.num_inputs(), kInvalidArgument,
                 "--input2 needs --repeat 2 or more, got ", options_.num_calls());
   progress_.show("reading the checkpoint");

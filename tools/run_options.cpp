@@ -27,7 +27,9 @@ constexpr const char* kFooter =
     "  distmoe run --checkpoint testdata/qwen3moe --layer 0\n"
     "  distmoe run --checkpoint testdata/gptoss --layer 1 --ranks 4 --repeat 5 --stats\n"
     "  distmoe run --checkpoint DIR --layer 0 --tokens-per-rank 500,0,12 --output y.safetensors\n"
-    "  mpirun -n 4 distmoe run --checkpoint DIR --layer 0 --engine mpi --json\n";
+    "  mpirun -n 4 distmoe run --checkpoint DIR --layer 0 --engine mpi --json\n"
+    "  torchrun --no-python --nproc-per-node 2 distmoe run --checkpoint DIR --layer 0 "
+    "--backend cuda\n    --engine nccl\n";
 
 std::chrono::milliseconds parse_timeout(const std::string& text) {
   const double seconds = parse_real("--timeout", text, Zero::kLegal);
@@ -70,7 +72,7 @@ void add_what_to_run(CLI::App& app, RunOptions& options) {
 
 void add_where_to_run(CLI::App& app, RunOptions& options) {
   add(app, "--ranks", "P",
-      "Expert-parallel ranks [entries of --tokens-per-rank, or 1; under mpirun the launcher's]",
+      "Expert-parallel ranks [entries of --tokens-per-rank, or 1; with processes the launcher's]",
       [&](const std::string& text) {
         options.ranks = static_cast<int>(parse_integer("--ranks", text, 1, kMaxRanks));
       });
@@ -102,7 +104,8 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
 }  // namespace
 
 const char* to_string(Engine engine) noexcept {
-  return engine == Engine::kThreads ? "threads" : "mpi";
+  constexpr const char* kNames[] = {"threads", "mpi", "tcp", "nccl"};
+  return kNames[static_cast<int>(engine)];
 }
 
 const char* to_string(BackendKind backend) noexcept {
@@ -110,10 +113,12 @@ const char* to_string(BackendKind backend) noexcept {
 }
 
 void add_engine_option(CLI::App& app, Engine& engine) {
-  add(app, "--engine", "threads|mpi",
-      "Ranks are threads of this process, or MPI processes [threads]",
+  add(app, "--engine", "threads|mpi|tcp|nccl",
+      "Ranks are threads of this process; processes of mpirun; processes of torchrun; or "
+      "processes of either with a GPU each [threads]",
       [&engine](const std::string& text) {
-        engine = static_cast<Engine>(parse_name("--engine", text, {"threads", "mpi"}));
+        engine =
+            static_cast<Engine>(parse_name("--engine", text, {"threads", "mpi", "tcp", "nccl"}));
       });
 }
 
@@ -135,7 +140,7 @@ std::filesystem::path RunOptions::input_path() const {
 
 RankSetup RunOptions::rank_setup() const {
   const auto entries = tokens_per_rank ? static_cast<int>(tokens_per_rank->size()) : 1;
-  return {engine, backend, ranks.value_or(entries)};
+  return {engine, backend, ranks.value_or(entries), timeout};
 }
 
 void add_run_options(CLI::App& app, RunOptions& options) {

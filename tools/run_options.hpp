@@ -19,9 +19,9 @@ class App;
 
 namespace distmoe::tools {
 
-enum class Engine { kThreads, kMpi };
+enum class Engine { kThreads, kMpi, kTcp, kNccl };
 
-/// "threads", "mpi".
+/// "threads", "mpi", "tcp", "nccl".
 const char* to_string(Engine engine) noexcept;
 /// "cpu", "cuda".
 const char* to_string(BackendKind backend) noexcept;
@@ -31,6 +31,7 @@ struct RankSetup {
   Engine engine = Engine::kThreads;
   BackendKind backend = BackendKind::kCpu;
   int num_thread_ranks = 1;  ///< where ranks are threads
+  std::chrono::milliseconds timeout = std::chrono::seconds(300);
 };
 
 /// Relative L2 distance that BF16 arithmetic stays within.

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,13 +15,15 @@
 namespace distmoe {
 
 /// Memory that every rank of a group allocated alike and that peers can address where the hardware
-/// allows. Optional: the CPU backend never asks for it.
+/// allows: on CUDA device memory. Optional: the CPU backend never asks for it, and ranks that are
+/// threads of one process need none.
 class DISTMOE_EXPORT SymmetricMemory {
  public:
   virtual ~SymmetricMemory();
-  /// Collective. Returns this rank's base address of a new allocation of `bytes`.
+  /// Collective. Returns this rank's base address of a new allocation of `bytes`, or throws on
+  /// every rank.
   virtual void* allocate(std::size_t bytes) = 0;
-  /// Collective. Frees what allocate() returned.
+  /// Frees what allocate() returned. Every rank does it, and none waits for another.
   virtual void free(void* base) = 0;
   /// The address of rank `peer`'s copy of the allocation `base`, or null where it is not visible.
   virtual void* peer_pointer(void* base, int peer) = 0;
@@ -40,7 +43,7 @@ class DISTMOE_EXPORT Communicator {
   virtual ~Communicator();
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
-  /// A short lower-case name of the transport, for reports: "threads", "mpi".
+  /// A short lower-case name of the transport, for reports: "threads", "mpi", "tcp", "nccl".
   virtual std::string_view name() const noexcept = 0;
 
   /// Sends send[p] to every rank p and receives recv[p] from it; the length of send[p] here equals
@@ -75,5 +78,31 @@ DISTMOE_EXPORT void run_thread_group(
 /// made). Throws unsupported where this build or machine has no MPI. Collective; may be called
 /// again.
 DISTMOE_EXPORT std::shared_ptr<Communicator> make_mpi_communicator();
+
+/// Where the ranks of a TCP group meet.
+struct TcpGroup {
+  int rank = 0;
+  int size = 1;
+  std::string host;  ///< of rank 0, as all ranks know it
+  int port = 0;      ///< at which rank 0 listens while the group is made
+  std::string job;   ///< the same on all ranks; keeps those of another job out
+};
+
+/// The group of a process that torchrun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT + 1 and
+/// TORCHELASTIC_RUN_ID. Throws invalid_argument, naming the variable, where one is missing.
+DISTMOE_EXPORT TcpGroup torchrun_group();
+
+/// Ranks that are processes, connected by TCP without encryption or authentication. Collective:
+/// throws peer_lost, naming who is missing, where not all came within `timeout`.
+DISTMOE_EXPORT std::shared_ptr<Communicator> make_tcp_communicator(const TcpGroup& group,
+                                                                   Communicator::Timeout timeout);
+
+/// Adds symmetric memory of GPUs to `host`, which carries all calls: what a CUDA context needs
+/// whose ranks are processes, one a GPU. `device` is the CUDA ordinal of this rank, and the device
+/// of its contexts. NCCL 2.28 or later is loaded at run time (docs/communication.md says from
+/// where). Collective; throws unsupported on every rank where NCCL or a GPU is missing or two ranks
+/// have the same GPU. NCCL's own waits are bounded by `timeout` too.
+DISTMOE_EXPORT std::shared_ptr<Communicator> make_nccl_communicator(
+    std::shared_ptr<Communicator> host, int device, Communicator::Timeout timeout);
 
 }  // namespace distmoe

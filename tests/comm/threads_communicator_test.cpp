@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Invariant: the threads engine and a communicator that a user wrote over the public header alone
-// obey the same laws for every number of ranks; no wait outlasts its timeout.
+// Invariant: the threads engine, the TCP engine and a communicator that a user wrote over the
+// public header alone obey the same laws for every number of ranks; no wait outlasts its timeout.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,6 +9,7 @@
 
 #include "comm/communicator_laws.hpp"
 #include "comm/mailbox_communicator.hpp"
+#include "comm/tcp_group.hpp"
 
 namespace distmoe {
 namespace {
@@ -38,7 +39,8 @@ void run_on(std::vector<CommunicatorPtr> group, Body body) {
 }
 
 constexpr Engine kEngines[] = {{"Threads", make_thread_group, laws::Informed::kAll},
-                               {"Mailbox", make_mailbox_group, laws::Informed::kReceiver}};
+                               {"Mailbox", make_mailbox_group, laws::Informed::kReceiver},
+                               {"Tcp", make_tcp_group, laws::Informed::kPair}};
 
 class CommunicatorLaws : public ::testing::TestWithParam<std::tuple<Engine, int>> {
  protected:

@@ -72,6 +72,35 @@ TEST(EnvironmentDeathTest, IllegalMatmulChoicesAreReportedAndIgnored) {
   }
 }
 
+TEST(Environment, SaysWhatTheLauncherSaysNow) {
+  for (const EnvironmentVariable& variable : launcher_variables()) unsetenv(variable.name);
+  EXPECT_EQ(launcher_environment().rank, "");
+  setenv("RANK", "3", 1);
+  setenv("WORLD_SIZE", "4", 1);
+  setenv("MASTER_ADDR", "node", 1);
+  setenv("MASTER_PORT", "29500", 1);
+  setenv("TORCHELASTIC_RUN_ID", "run", 1);
+  setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
+  const LauncherEnvironment launcher = launcher_environment();
+  EXPECT_EQ(launcher.rank, "3");
+  EXPECT_EQ(launcher.world_size, "4");
+  EXPECT_EQ(launcher.master_addr, "node");
+  EXPECT_EQ(launcher.master_port, "29500");
+  EXPECT_EQ(launcher.run_id, "run");
+  EXPECT_EQ(launcher.local_rank, "1");
+  setenv("LOCAL_RANK", "2", 1);
+  EXPECT_EQ(launcher_environment().local_rank, "2");
+}
+
+TEST(Environment, LeavesMulticastToWhoHasDecidedAboutIt) {
+  setenv("NCCL_NVLS_ENABLE", "2", 1);
+  leave_nvlink_multicast_unused();
+  EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "2");
+  unsetenv("NCCL_NVLS_ENABLE");
+  leave_nvlink_multicast_unused();
+  EXPECT_STREQ(std::getenv("NCCL_NVLS_ENABLE"), "0");
+}
+
 /// Illegal values, a sink that collects what it gets, and the first use of the library.
 std::vector<std::string> lines_after(void (*use)()) {
   setenv("DISTMOE_NUM_THREADS", "0", 1);
@@ -145,6 +174,12 @@ TEST(Environment, EveryVariableIsListedOnceWithLegalValuesAndMeaning) {
     EXPECT_STRNE(variable.meaning, "");
   }
   EXPECT_EQ(names.count("DISTMOE_NUM_THREADS"), 1U);
+  for (const EnvironmentVariable& variable : launcher_variables()) {
+    EXPECT_TRUE(names.insert(variable.name).second) << variable.name;
+    EXPECT_STRNE(variable.legal, "");
+    EXPECT_STRNE(variable.meaning, "");
+  }
+  EXPECT_EQ(names.count("MASTER_ADDR"), 1U);
 }
 
 }  // namespace

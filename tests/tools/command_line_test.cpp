@@ -76,7 +76,7 @@ TEST(CommandLine, RefusesIllegalValuesWithTheLegalOnes) {
   expect_refused({"run", "--checkpoint", "", "--layer", "1"}, "--checkpoint is empty");
   expect_refused(run_words({"--ranks", "0"}), "1..1024");
   expect_refused(run_words({"--ranks", "2.5"}), "1..1024");
-  expect_refused(run_words({"--engine", "nccl"}), "threads or mpi");
+  expect_refused(run_words({"--engine", "gloo"}), "threads or mpi or tcp or nccl");
   expect_refused(run_words({"--backend", "tpu"}), "cpu or cuda");
   expect_refused(run_words({"--combine", "per_token"}), "per_route or per_rank");
   expect_refused(run_words({"--device-factor", "0"}), "> 0");

@@ -220,6 +220,10 @@ TEST_F(InfoTest, ListsWhatWasCompiledWhatRunsHereAndWhatCanBeSet) {
   EXPECT_EQ(json["engines"][0]["name"], "threads");
   EXPECT_EQ(json["engines"][1]["name"], "mpi");
   EXPECT_FALSE(json["engines"][1]["detail"].get<std::string>().empty());
+  EXPECT_EQ(json["engines"][2]["name"], "tcp");
+  EXPECT_EQ(json["engines"][2]["runs"], true);
+  EXPECT_EQ(json["engines"][3]["name"], "nccl");
+  EXPECT_FALSE(json["engines"][3]["detail"].get<std::string>().empty());
   EXPECT_GE(json["machine"]["usable_cores"].get<int>(), 1);
   bool is_listed = false;
   for (const auto& variable : json["environment"]) {

@@ -44,7 +44,7 @@ struct BenchOptions {
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
   bool json = false;
 
-  RankSetup rank_setup() const { return {engine, backend, ranks.value_or(1)}; }
+  RankSetup rank_setup() const { return {engine, backend, ranks.value_or(1), timeout}; }
   /// "uniform", "zipf" or the file.
   std::string routing_text() const;
 };

@@ -117,7 +117,7 @@ std::int64_t expert_stride(std::int64_t num_experts, std::int64_t stride, std::i
 
 CudaBackend::CudaBackend(BackendSetup setup)
     : setup_(check_device(std::move(setup))),
-      memory_(setup_.plan),
+      memory_(setup_.plan, symmetric_memory(setup_)),
       encode_(find_encode_tiled()),
       capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
       rows_per_rank_(static_cast<std::size_t>(setup_.size)),
@@ -146,6 +146,7 @@ CudaBackend::~CudaBackend() {
 
 void CudaBackend::connect() {
   const DeviceScope scope(setup_.device);
+  memory_.allocate_windows();
   const PeerMap peers = map_peer_windows(setup_, memory_);
   choice_inputs_ = choice_inputs(setup_);
   choice_inputs_.device_sms = device_sms(setup_.device);

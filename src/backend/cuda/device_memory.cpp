@@ -7,7 +7,13 @@
 #include "core/check.hpp"
 
 namespace distmoe::cuda {
-void DeviceMemory::Free::operator()(std::byte* base) const { cudaFree(base); }
+void FreeDeviceMemory::operator()(std::byte* base) const {
+  if (symmetric != nullptr) {
+    symmetric->free(base);
+  } else {
+    cudaFree(base);
+  }
+}
 
 DeviceMemory::Allocation DeviceMemory::allocate(std::int64_t bytes) {
   if (bytes == 0) return nullptr;
@@ -29,17 +35,33 @@ DeviceMemory::Allocation DeviceMemory::allocate(std::int64_t bytes) {
   return Allocation(static_cast<std::byte*>(base));
 }
 
-DeviceMemory::DeviceMemory(const MemoryPlan& plan)
+DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
     : plan_(plan),
-      private_(allocate(plan.allocated_bytes - plan.communication_bytes)),
-      windows_(allocate(plan.communication_bytes)) {
-  // Flags and epochs start at zero; what is computed is written before it is read.
-  DISTMOE_CUDA_CHECK(
-      cudaMemset(windows_.get(), 0, static_cast<std::size_t>(plan.communication_bytes)));
+      symmetric_(symmetric),
+      private_(allocate(plan.allocated_bytes - plan.communication_bytes)) {
+  if (symmetric_ == nullptr) {
+    windows_ = allocate(plan.communication_bytes);
+    clear_windows();
+  }
+  // Epochs start at zero; what is computed is written before it is read.
   for (const PlanBuffer& control : plan.control_buffers) {
     DISTMOE_CUDA_CHECK(
         cudaMemset(buffer(control.name), 0, static_cast<std::size_t>(control.bytes)));
   }
+  DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+void DeviceMemory::allocate_windows() {
+  if (symmetric_ == nullptr || plan_.communication_bytes == 0) return;
+  void* base = symmetric_->allocate(static_cast<std::size_t>(plan_.communication_bytes));
+  windows_ = Allocation(static_cast<std::byte*>(base), FreeDeviceMemory{symmetric_});
+  clear_windows();
+}
+
+/// Flags start at zero.
+void DeviceMemory::clear_windows() {
+  DISTMOE_CUDA_CHECK(
+      cudaMemset(windows_.get(), 0, static_cast<std::size_t>(plan_.communication_bytes)));
   DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
 }
 

@@ -6,17 +6,28 @@
 #include <memory>
 #include <string_view>
 
+#include "distmoe/communicator.hpp"
 #include "distmoe/memory_plan.hpp"
 
 namespace distmoe::cuda {
 
+/// Gives memory back to where it came from.
+struct FreeDeviceMemory {
+  SymmetricMemory* symmetric = nullptr;
+  void operator()(std::byte* base) const;
+};
+
 /// The memory of a context on a device, exactly plan.allocated_bytes, cut into the regions of the
 /// plan: the communication buffers in one allocation, which peers may address, the rest in another.
-/// All of it is zero at first. The device is current in every call.
+/// Windows and control are zero at first. The device is current in every call.
 class DeviceMemory {
  public:
-  /// Throws out_of_memory with what was asked and what is free.
-  explicit DeviceMemory(const MemoryPlan& plan);
+  /// Throws out_of_memory with what was asked and what is free. The windows come from `symmetric`,
+  /// with allocate_windows(); where it is null, they are ordinary memory and there at once.
+  DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric);
+
+  /// Collective where the memory is symmetric.
+  void allocate_windows();
 
   std::byte* scratch() const { return private_.get() + plan_.total_activation_bytes; }
   /// The buffer of that name in the plan's lists; null where the plan has none.
@@ -32,13 +43,12 @@ class DeviceMemory {
   std::int64_t allocated_bytes() const { return plan_.allocated_bytes; }
 
  private:
-  struct Free {
-    void operator()(std::byte* base) const;
-  };
-  using Allocation = std::unique_ptr<std::byte, Free>;
+  using Allocation = std::unique_ptr<std::byte, FreeDeviceMemory>;
   static Allocation allocate(std::int64_t bytes);
+  void clear_windows();
 
   MemoryPlan plan_;
+  SymmetricMemory* symmetric_;
   Allocation private_;
   Allocation windows_;
 };

@@ -2,11 +2,11 @@
 #include "backend/cuda/peer_windows.hpp"
 
 #include <cuda_runtime_api.h>
-#include <unistd.h>
 
 #include "backend/cuda/cuda_check.hpp"
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
+#include "core/process_token.hpp"
 #include "layout/context_buffers.hpp"
 
 namespace distmoe::cuda {
@@ -14,7 +14,7 @@ namespace {
 
 struct WindowRecord {
   std::uint64_t base = 0;  ///< of the rank's windows, in its own address space
-  std::int64_t process = 0;
+  std::uint64_t process = 0;
   std::int32_t device = 0;
   std::int32_t reserved = 0;
 };
@@ -33,12 +33,33 @@ void enable_peer_access(int device, int peer_device) {
   DISTMOE_CUDA_CHECK(error);
 }
 
+/// Ranks that are threads of this process use each other's pointers.
+std::uint64_t shared_base(const WindowRecord& mine, const WindowRecord& peer, std::size_t rank) {
+  DISTMOE_CHECK(peer.process == mine.process, kUnsupported, "rank ", rank, " is another process, ",
+                "whose GPU memory this communicator cannot address; ranks of a CUDA context are ",
+                "threads of one process, or have a communicator with symmetric memory ",
+                "(make_nccl_communicator, --engine nccl)");
+  if (peer.device != mine.device) enable_peer_access(mine.device, peer.device);
+  return peer.base;
+}
+
+std::uint64_t symmetric_base(SymmetricMemory& symmetric, std::byte* windows, std::size_t rank) {
+  const void* pointer = symmetric.peer_pointer(windows, static_cast<int>(rank));
+  DISTMOE_CHECK(pointer != nullptr, kUnsupported, "the GPU memory of rank ", rank,
+                " is not visible from here: the GPUs of a context need NVLink or PCIe peer access");
+  return reinterpret_cast<std::uint64_t>(pointer);
+}
+
 }  // namespace
+
+SymmetricMemory* symmetric_memory(const BackendSetup& setup) {
+  return setup.communicator != nullptr ? setup.communicator->symmetric_memory() : nullptr;
+}
 
 PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) {
   const auto size = static_cast<std::size_t>(setup.size);
   const WindowRecord mine{.base = reinterpret_cast<std::uint64_t>(memory.windows()),
-                          .process = getpid(),
+                          .process = process_token(),
                           .device = setup.device};
   std::vector<WindowRecord> all(size, mine);
   if (size > 1) all_gather(*setup.communicator, mine, std::span(all), setup.timeout);
@@ -49,16 +70,16 @@ PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) 
     const std::byte* buffer = memory.buffer(name);
     return buffer == nullptr ? 0 : static_cast<std::uint64_t>(buffer - memory.windows());
   };
+  SymmetricMemory* const symmetric = symmetric_memory(setup);
   for (std::size_t rank = 0; rank < size; ++rank) {
-    DISTMOE_CHECK(all[rank].process == mine.process, kUnsupported, "rank ", setup.rank,
-                  " cannot address the memory of rank ", rank, " in another process: the CUDA ",
-                  "backend of this version runs ranks as threads of one process");
-    if (all[rank].device == mine.device) {
-      ++map.ranks_on_device;
-    } else {
-      enable_peer_access(mine.device, all[rank].device);
+    const WindowRecord& peer = all[rank];
+    if (peer.process == mine.process && peer.device == mine.device) ++map.ranks_on_device;
+    // NOTE: this rank always uses one address of its own memory, though a peer table has another.
+    std::uint64_t base = mine.base;
+    if (static_cast<int>(rank) != setup.rank) {
+      base = symmetric != nullptr ? symmetric_base(*symmetric, memory.windows(), rank)
+                                  : shared_base(mine, peer, rank);
     }
-    const std::uint64_t base = all[rank].base;
     map.windows.push_back({.x = base + offset(buffer_name::kDispatchWindow),
                            .ids = base + offset(buffer_name::kIdWindow),
                            .combine = base + offset(buffer_name::kCombineWindow),

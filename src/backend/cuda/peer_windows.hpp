@@ -15,9 +15,13 @@ struct PeerMap {
   int ranks_on_device = 1;           ///< that share this rank's device, this one included
 };
 
-/// Collective: exchanges the addresses of the windows. The ranks are threads of one process and use
-/// each other's pointers; peer access is enabled where their devices differ. Throws unsupported for
-/// ranks of several processes and for devices that cannot reach each other.
+/// Null where the windows are ordinary device memory.
+SymmetricMemory* symmetric_memory(const BackendSetup& setup);
+
+/// Collective: finds the windows of all ranks. Where the communicator has symmetric memory it knows
+/// their addresses. Elsewhere the ranks must be threads of one process and use each other's
+/// pointers; peer access is enabled where their devices differ. Throws unsupported where a window
+/// cannot be addressed.
 PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory);
 
 }  // namespace distmoe::cuda

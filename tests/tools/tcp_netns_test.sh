@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# tcp_netns_test.sh COMMAND CHECKPOINT
+# Runs the command over TCP on four ranks of which two live in another network namespace: all that
+# the two sides share is a link, as between hosts. Then the link goes down in the middle of a run.
+# Skips (77) where the machine cannot.
+set -u
+distmoe=$1 checkpoint=$2
+
+skip() {
+  echo "SKIP tcp_netns_test: $1"
+  exit 77
+}
+[ "$(id -u)" -eq 0 ] || skip "network namespaces need root"
+command -v ip >/dev/null || skip "no ip command (Debian package iproute2)"
+
+near=dmoe-tn$$ far=dmoe-tf$$
+folder=$(mktemp -d)
+cleanup() {
+  ip netns pids "$near" 2>/dev/null | xargs -r kill -9 2>/dev/null
+  ip netns pids "$far" 2>/dev/null | xargs -r kill -9 2>/dev/null
+  ip netns del "$near" 2>/dev/null
+  ip netns del "$far" 2>/dev/null
+  rm -rf "$folder"
+}
+trap cleanup EXIT
+trap 'exit 1' INT TERM
+
+for name in "$near" "$far"; do
+  ip netns add "$name" 2>/dev/null || skip "ip netns add failed"
+done
+ip -n "$near" link add veth-n type veth peer name veth-f netns "$far" 2>/dev/null ||
+  skip "no veth devices"
+ip -n "$near" addr add 10.77.14.1/24 dev veth-n
+ip -n "$far" addr add 10.77.14.2/24 dev veth-f
+ip -n "$near" link set lo up
+ip -n "$far" link set lo up
+ip -n "$near" link set veth-n up
+ip -n "$far" link set veth-f up
+
+# start MORE...: ranks 0 and 1 here, 2 and 3 there
+start() {
+  ranks=()
+  local rank side
+  for rank in 0 1 2 3; do
+    side=$near
+    [ "$rank" -lt 2 ] || side=$far
+    ip netns exec "$side" env RANK=$rank WORLD_SIZE=4 MASTER_ADDR=10.77.14.1 MASTER_PORT=29500 \
+      "$distmoe" run --engine tcp --checkpoint "$checkpoint" --layer 0 "$@" \
+      >"$folder/out$rank" 2>"$folder/err$rank" &
+    ranks+=($!)
+  done
+}
+
+# finish CODE: all ranks exit with it
+finish() {
+  local rank code
+  for rank in 0 1 2 3; do
+    wait "${ranks[$rank]}"
+    code=$?
+    if [ "$code" -ne "$1" ]; then
+      echo "rank $rank exited with $code, not $1: $(cat "$folder/err$rank")"
+      exit 1
+    fi
+  done
+}
+
+start --output "$folder/tcp"
+finish 0
+"$distmoe" run --checkpoint "$checkpoint" --layer 0 --output "$folder/threads" >/dev/null || exit 1
+cmp "$folder/tcp" "$folder/threads" || exit 1
+sent=$(ip -n "$far" -s -j link show dev veth-f | grep -o '"tx":{"bytes":[0-9]*' | grep -o '[0-9]*$')
+echo "the far side sent $sent bytes over the link"
+[ "$sent" -gt 300000 ] || exit 1
+
+start --timeout 2 --repeat 10000 --output "$folder/lost"
+sleep 2
+begin=$SECONDS
+ip -n "$near" link set veth-n down
+finish 3
+echo "the ranks ended $((SECONDS - begin)) s after the link: $(cat "$folder/err0")"
+[ $((SECONDS - begin)) -le 6 ] || exit 1
+grep -q "peer_lost.*rank" "$folder/err0" || exit 1
+[ ! -e "$folder/lost" ] || exit 1
