@@ -28,10 +28,10 @@ struct CallStatistics {
   std::vector<std::int64_t> rows_per_rank;    ///< R of every rank
   std::vector<std::int64_t> rows_per_expert;  ///< of every expert of the group
   std::int64_t dropped_routes = 0;            ///< always 0: distmoe never drops
-  std::int64_t slot = -1;                     ///< of a saving forward, else -1
+  std::int64_t slot = -1;                     ///< of a saving forward or a backward, else -1
   std::int64_t slot_layer = -1;               ///< its place in the slot, from 0, else -1
   bool is_recomputed = false;  ///< a saving forward that kept its input alone: backward computes
-                               ///< the rest again, with the same bits
+                               ///< the rest again, with the same bits; true for that backward too
 };
 
 class ContextImpl;

@@ -9,6 +9,7 @@
 #include "distmoe/log.hpp"
 #include "distmoe/memory_plan.hpp"
 #include "distmoe/routed_experts.hpp"
+#include "distmoe/routed_experts_backward.hpp"
 #include "distmoe/saved_forward.hpp"
 #include "distmoe/slot_assignment.hpp"
 #include "distmoe/tensor.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a machine has to offer so that the forward sequence (runtime/forward.cpp) runs on it. The
-// CPU backend is the specification of every step.
+// What a machine has to offer so that the sequences of a call (runtime/forward.cpp, backward.cpp)
+// run on it. The CPU backend is the specification of every step.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,30 @@ struct ForwardCall {
   void* stream = nullptr;
   bool saves = false;                  ///< keeps in a slot what its backward needs
   std::optional<SlotTicket> ticket{};  ///< where, unless the call was refused
+};
+
+/// Where the gradient of one weight goes; null data where it is not asked for. Row-major without
+/// gaps.
+struct GradientDestination {
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  bool accumulates = false;
+};
+
+/// One backward call of this rank, its arguments checked.
+struct BackwardCall {
+  std::int64_t index = 0;
+  std::int64_t num_tokens = 0;         ///< of the forward
+  std::optional<SlotTicket> ticket{};  ///< of the forward, unless the call was refused
+  TensorView dy_TD;
+  ExpertMatrices experts;
+  TensorView grad_x_TD;  ///< not given where it is not asked for
+  TensorView grad_scores_TK;
+  GradientDestination grad_w13_L2FD;  ///< in the gate_up_layout of the configuration
+  GradientDestination grad_w2_LDF;
+  GradientDestination grad_bias13_L2F;
+  GradientDestination grad_bias2_LD;
+  void* stream = nullptr;
 };
 
 /// What a call's routing says about load, and what was decided from it.
@@ -69,6 +93,32 @@ class Backend {
   virtual void w2_scatter(const ForwardCall& call) = 0;
   /// y = the weighted sum of every token's routes. A saving call keeps h3 of its routes.
   virtual void combine(const ForwardCall& call) = 0;
+
+  // The steps of a backward. A backend that has none inherits the first, which throws unsupported
+  // on every rank.
+
+  /// Meets the peers as publish() does, and takes the routing and scores that the forward kept.
+  virtual void publish_backward(const BackwardCall& call, const std::optional<Error>& refusal);
+  /// Finds the regions that the forward kept and places the others in scratch.
+  virtual void carve_backward(const BackwardCall& call);
+  /// Computes what the forward did not keep: x gathered and h1, and h2.
+  virtual void restore_activations(const BackwardCall& call);
+  /// Publishes dy and the scores, gathers a row for every route and forms grad_h3 = bf16(dy *
+  /// score) there. Full policy: also the scores' gradients sum_d h3 * dy.
+  virtual void dispatch_grad_h3(const BackwardCall& call);
+  /// DGRAD of W2: grad_h2 = W2^T grad_h3.
+  virtual void w2_dgrad(const BackwardCall& call);
+  /// WGRAD of W2: grad_h3 h2^T summed over an expert's rows; and of bias2.
+  virtual void w2_wgrad(const BackwardCall& call);
+  /// grad_h1, which takes the place of h2 and grad_h3.
+  virtual void swiglu_backward(const BackwardCall& call);
+  /// WGRAD of W13: grad_h1 x^T summed over an expert's rows; and of bias13.
+  virtual void w13_wgrad(const BackwardCall& call);
+  /// DGRAD of W13: a row of W13^T grad_h1 for every route, put where the owner of its token reads
+  /// it.
+  virtual void w13_dgrad_scatter(const BackwardCall& call);
+  /// grad_x = the sum of every token's route gradients; the scores' gradients reach their owner.
+  virtual void reduce_gradients(const BackwardCall& call);
 
   /// Gives back the slot's bytes of the forward of `ticket`, the last live one of its slot, at the
   /// end of its backward.

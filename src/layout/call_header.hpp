@@ -8,19 +8,20 @@
 
 namespace distmoe {
 
-enum class CallKind : std::int32_t { kForward = 1, kSavingForward = 2 };
+enum class CallKind : std::int32_t { kForward = 1, kSavingForward = 2, kBackward = 3 };
 
 /// What a rank tells its peers about a call before any data moves.
 struct CallHeader {
   std::int64_t context = 0;  ///< number of the context, the same on every rank
   std::int64_t index = 0;    ///< of the context's calls, from 1
   std::int64_t num_tokens = 0;
-  // Where a saving forward saves; ranks must agree, or one would decide otherwise than its peers.
+  // Where a saving forward saves, or that of a backward did; ranks must agree, or one would decide
+  // otherwise than its peers.
   std::int64_t slot = 0;
   std::int64_t slot_layer = 0;
   std::int64_t slot_layers = 0;
   CallKind kind = CallKind::kForward;
-  Refusal refusal;
+  Refusal refusal{};
 };
 static_assert(sizeof(CallHeader) == kCallHeaderBytes);
 

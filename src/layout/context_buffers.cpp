@@ -21,7 +21,8 @@ void add_buffer(std::vector<PlanBuffer>& buffers, const std::string& name, std::
   buffers.push_back({name, bytes});
 }
 
-/// Dispatch and combine take turns in one pair of staging buffers.
+/// Dispatch and combine, and their counterparts in backward, take turns in one pair of staging
+/// buffers.
 std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t ep_size,
                                               std::int64_t total_rows) {
   std::vector<PlanBuffer> buffers;
@@ -37,13 +38,19 @@ std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t
       checked_mul(config.hidden_dim, per_rank ? kFloatBytes : kBF16Bytes);
   const std::int64_t combine_sent = per_rank ? received : total_rows;
   const std::int64_t combine_received = per_rank ? sent : routes;
-  add_buffer(buffers, buffer_name::kSendStaging,
-             align_up(std::max(checked_mul(sent, row_bytes),
-                               checked_mul(combine_sent, combine_row_bytes))));
-  add_buffer(buffers, buffer_name::kReceiveStaging,
-             align_up(std::max(checked_mul(received, row_bytes),
-                               checked_mul(combine_received, combine_row_bytes))));
-  if (per_rank) {
+  std::int64_t send =
+      std::max(checked_mul(sent, row_bytes), checked_mul(combine_sent, combine_row_bytes));
+  std::int64_t receive =
+      std::max(checked_mul(received, row_bytes), checked_mul(combine_received, combine_row_bytes));
+  // Backward publishes dy as the forward does x, and returns a row a route whatever the combine.
+  if (!config.inference) {
+    send = std::max(send, checked_mul(total_rows, row_bytes));
+    receive = std::max(receive, checked_mul(routes, row_bytes));
+  }
+  add_buffer(buffers, buffer_name::kSendStaging, align_up(send));
+  add_buffer(buffers, buffer_name::kReceiveStaging, align_up(receive));
+  // Scores go to the ranks of the experts, their gradients the other way.
+  if (per_rank || !config.inference) {
     add_buffer(buffers, buffer_name::kScoreSend, align_up(checked_mul(routes, kFloatBytes)));
     add_buffer(buffers, buffer_name::kScoreReceive, align_up(checked_mul(total_rows, kFloatBytes)));
   }

@@ -2,89 +2,14 @@
 #include "runtime/call_check.hpp"
 
 #include <cstdint>
-#include <initializer_list>
 
 #include "core/check.hpp"
 #include "plan/expert_partition.hpp"
 #include "runtime/context_impl.hpp"
+#include "runtime/tensor_check.hpp"
 
 namespace distmoe {
 namespace {
-
-std::string shape_text(std::initializer_list<std::int64_t> shape) {
-  std::string text;
-  for (const std::int64_t extent : shape) {
-    text += concat(text.empty() ? "[" : ", ", extent);
-  }
-  return text + "]";
-}
-
-void check_shape(const char* name, const TensorView& tensor,
-                 std::initializer_list<std::int64_t> shape) {
-  bool is_equal = tensor.rank == static_cast<int>(shape.size());
-  int dim = 0;
-  for (const std::int64_t extent : shape) is_equal = is_equal && tensor.shape[dim++] == extent;
-  DISTMOE_CHECK(is_equal, kInvalidArgument, name, " must have shape ", shape_text(shape), ", got ",
-                tensor.describe());
-}
-
-void check_dtype(const char* name, const TensorView& tensor, DType first, DType second) {
-  DISTMOE_CHECK(tensor.dtype == first || tensor.dtype == second, kInvalidArgument, name,
-                " must be ", to_string(first), first == second ? "" : " or ",
-                first == second ? "" : to_string(second), ", got ", tensor.describe());
-}
-
-void check_memory(const ContextImpl& context, const char* name, const TensorView& tensor) {
-  const Device device = context.device();
-  DISTMOE_CHECK(tensor.device == device, kInvalidArgument, name, " must be in ",
-                device.type == DeviceType::kCpu
-                    ? "host memory for a context on the CPU"
-                    : concat("the memory of ", to_string(device), ", where its context is"),
-                ", got ", tensor.describe());
-  DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.data != nullptr, kInvalidArgument, name,
-                " has a null data pointer for ", tensor.describe());
-  DISTMOE_CHECK(tensor.num_elements() == 0 ||
-                    reinterpret_cast<std::uintptr_t>(tensor.data) % size_of(tensor.dtype) == 0,
-                kInvalidArgument, name, " is not aligned to its elements of ",
-                size_of(tensor.dtype), " bytes: ", tensor.describe(), " at ", tensor.data);
-}
-
-/// CUDA kernels move rows in pieces of 16 bytes.
-void check_vector_rows(const ContextImpl& context, const char* name, const TensorView& rows) {
-  if (context.device().type == DeviceType::kCpu || rows.num_elements() == 0) return;
-  constexpr std::int64_t kVectorBytes = 16;
-  const auto element_bytes = static_cast<std::int64_t>(size_of(rows.dtype));
-  bool is_aligned = reinterpret_cast<std::uintptr_t>(rows.data) % kVectorBytes == 0;
-  for (int dim = 0; dim + 1 < rows.rank; ++dim) {
-    is_aligned = is_aligned &&
-                 (rows.shape[dim] == 1 || rows.strides[dim] * element_bytes % kVectorBytes == 0);
-  }
-  DISTMOE_CHECK(is_aligned, kUnsupported, "rows of ", name,
-                " must start at multiples of 16 bytes on CUDA, got ", rows.describe(), " at ",
-                rows.data);
-}
-
-/// CUDA kernels find weights through tensor maps, which know no other strides.
-void check_weight_strides(const ContextImpl& context, const char* name, const TensorView& weights) {
-  if (context.device().type == DeviceType::kCpu || weights.num_elements() == 0) return;
-  constexpr std::int64_t kStrideLimitBytes = std::int64_t{1} << 40;
-  const auto element_bytes = static_cast<std::int64_t>(size_of(weights.dtype));
-  for (int dim = 0; dim + 1 < weights.rank; ++dim) {
-    DISTMOE_CHECK(
-        weights.shape[dim] == 1 ||
-            (weights.strides[dim] >= 0 && weights.strides[dim] < kStrideLimitBytes / element_bytes),
-        kUnsupported, "strides of ", name, " must be 0 to ", kStrideLimitBytes / element_bytes - 1,
-        " elements on CUDA, got ", weights.describe());
-  }
-}
-
-/// The elements of a row lie together; rows may be apart.
-void check_row_major(const char* name, const TensorView& tensor) {
-  const int last = tensor.rank - 1;
-  DISTMOE_CHECK(tensor.num_elements() == 0 || tensor.shape[last] == 1 || tensor.strides[last] == 1,
-                kInvalidArgument, name, " needs stride 1 in its last dimension, got ",
-                tensor.describe());
-}
 
 void check_activations(const ContextImpl& context, const RoutedInput& input) {
   const Config& config = context.config();
@@ -126,18 +51,6 @@ void check_ids(const ContextImpl& context, const TensorView& ids) {
   } else {
     check_id_range<std::int32_t>(ids, context.config().num_experts);
   }
-}
-
-/// Output rows must not overlap: that would be a race, and a wrong result for T > 1.
-void check_output(const ContextImpl& context, const TensorView& y, std::int64_t tokens) {
-  check_shape("y", y, {tokens, context.config().hidden_dim});
-  check_dtype("y", y, DType::kBF16, DType::kBF16);
-  check_memory(context, "y", y);
-  check_row_major("y", y);
-  check_vector_rows(context, "y", y);
-  DISTMOE_CHECK(tokens <= 1 || y.strides[0] >= context.config().hidden_dim ||
-                    y.strides[0] <= -context.config().hidden_dim,
-                kInvalidArgument, "rows of y overlap: ", y.describe());
 }
 
 std::int64_t stride_or_zero(const TensorView& tensor, int dim) {
@@ -208,6 +121,8 @@ BiasRows resolve_bias(const ContextImpl& context, const char* name, const Tensor
           .stride = stride_or_zero(bias, 1)};
 }
 
+}  // namespace
+
 ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights) {
   const Config& config = context.config();
   const std::int64_t num_local =
@@ -229,15 +144,13 @@ ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& 
   return experts;
 }
 
-}  // namespace
-
 ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_index,
                                const RoutedInput& input, const ExpertWeights& weights,
                                const TensorView& y_TD, const CallOptions& options) {
   check_activations(context, input);
   check_ids(context, input.topk_ids_TK);
   const std::int64_t tokens = input.x_TD.shape[0];
-  check_output(context, y_TD, tokens);
+  check_output_rows(context, "y", y_TD, tokens);
   return {.index = call_index,
           .num_tokens = tokens,
           .x_TD = input.x_TD,

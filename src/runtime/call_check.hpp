@@ -12,4 +12,7 @@ ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_ind
                                const RoutedInput& input, const ExpertWeights& weights,
                                const TensorView& y_TD, const CallOptions& options);
 
+/// The weights of a call, forward or backward, with every layout resolved.
+ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights);
+
 }  // namespace distmoe

@@ -95,13 +95,14 @@ void ContextImpl::check() {
   use([](Backend& backend) { backend.check(); });
 }
 
-void ContextImpl::note_routed(const ForwardCall& call) {
+void ContextImpl::note_call(std::int64_t index, std::int64_t num_tokens,
+                            const std::optional<SlotTicket>& ticket) {
   last_call_ = {};
-  last_call_.call = call.index;
-  last_call_.tokens = call.num_tokens;
-  if (!call.ticket) return;
-  last_call_.slot = call.ticket->slot;
-  last_call_.slot_layer = call.ticket->layer;
+  last_call_.call = index;
+  last_call_.tokens = num_tokens;
+  if (!ticket) return;
+  last_call_.slot = ticket->slot;
+  last_call_.slot_layer = ticket->layer;
 }
 
 CallStatistics ContextImpl::last_call() {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "backend/backend.hpp"
@@ -33,7 +34,9 @@ class ContextImpl {
   /// the call, and makes every exception an Error. After any but an AgreedError it tells the others
   /// that this rank leaves, and lets nothing but close() through.
   void run_call(const std::function<void(Backend&, std::int64_t call_index)>& call);
-  void note_routed(const ForwardCall& call);
+  /// Of a call, forward or backward, that was routed.
+  void note_call(std::int64_t index, std::int64_t num_tokens,
+                 const std::optional<SlotTicket>& ticket);
   CallStatistics last_call();
   void check();
 
@@ -43,9 +46,9 @@ class ContextImpl {
   std::int64_t selected_slot() const;
   void reset();
   RegionPeaks region_peaks();
-  /// Takes `forward` out of its slot, at the end of its backward. Throws invalid_argument where it
-  /// is not the last live one of the slot, and changes nothing.
-  void end_backward(const SavedForward& forward);
+  /// The state of a saved forward whose backward may come now. Throws invalid_argument where it is
+  /// not the last live one of its slot.
+  const SavedForwardImpl& check_backward(const SavedForward& forward) const;
 
   void close();
   bool is_closed() const { return !backend_; }

@@ -57,7 +57,7 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     backend.publish(call, refusal);
     next(ForwardStep::kRoute);
     backend.route(call);
-    context.note_routed(call);
+    context.note_call(call.index, call.num_tokens, call.ticket);
     next(ForwardStep::kCarve);
     backend.carve(call);
     next(ForwardStep::kDispatchW13Swiglu);
@@ -81,7 +81,8 @@ SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
   ContextImpl& impl = context.impl();
   auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
   run_forward(impl, {input, weights, y_TD, options, true});
-  saved->set_ticket(impl.slots()->push());
+  saved->set(impl.slots()->push(),
+             {.num_tokens = input.x_TD.shape[0], .score_dtype = input.topk_scores_TK.dtype});
   return SavedForward(std::move(saved));
 }
 

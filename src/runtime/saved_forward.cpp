@@ -45,18 +45,15 @@ std::int64_t SavedForward::slot_layer() const noexcept {
   return impl_ == nullptr ? -1 : impl_->ticket().layer;
 }
 
-void ContextImpl::end_backward(const SavedForward& forward) {
-  use([&](Backend& backend) {
-    const SavedForwardImpl* impl = forward.impl();
-    DISTMOE_CHECK(impl != nullptr, kInvalidArgument,
-                  "a backward needs the saved forward of a "
-                  "saving_routed_experts; this one is of no forward");
-    DISTMOE_CHECK(impl->slots() == slots_, kInvalidArgument,
-                  "the saved forward belongs to another context");
-    slots_->check_backward(impl->ticket());
-    backend.rewind(impl->ticket());
-    slots_->pop(impl->ticket());
-  });
+const SavedForwardImpl& ContextImpl::check_backward(const SavedForward& forward) const {
+  const SavedForwardImpl* impl = forward.impl();
+  DISTMOE_CHECK(impl != nullptr, kInvalidArgument,
+                "a backward needs the saved forward of a saving_routed_experts; this one is of no "
+                "forward, or had its backward already");
+  DISTMOE_CHECK(impl->slots() == slots_, kInvalidArgument,
+                "the saved forward belongs to another context");
+  slots_->check_backward(impl->ticket());
+  return *impl;
 }
 
 }  // namespace distmoe

@@ -1,25 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
+#include "distmoe/tensor.hpp"
 #include "plan/slot_ledger.hpp"
 
 namespace distmoe {
+
+/// What the backward's arguments must fit.
+struct SavedShape {
+  std::int64_t num_tokens = 0;
+  DType score_dtype = DType::kF32;
+};
 
 /// The state of a SavedForward.
 class SavedForwardImpl {
  public:
   explicit SavedForwardImpl(const std::shared_ptr<SlotLedger>& slots) : slots_(slots) {}
-  void set_ticket(const SlotTicket& ticket) { ticket_ = ticket; }
+  void set(const SlotTicket& ticket, const SavedShape& shape) {
+    ticket_ = ticket;
+    shape_ = shape;
+  }
 
   const SlotTicket& ticket() const { return ticket_; }
+  const SavedShape& shape() const { return shape_; }
   /// Of the context; null once that is closed.
   std::shared_ptr<SlotLedger> slots() const { return slots_.lock(); }
 
  private:
   std::weak_ptr<SlotLedger> slots_;
   SlotTicket ticket_;
+  SavedShape shape_;
 };
 
 }  // namespace distmoe

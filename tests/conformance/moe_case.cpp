@@ -36,6 +36,14 @@ std::string why_skipped(const MoeCase& moe_case) {
          std::to_string(cuda::device_count());
 }
 
+std::vector<MoeCase> training_cases() {
+  return {{.ranks = 1, .num_threads = 1},
+          {.ranks = 1, .num_threads = 2},
+          {.ranks = 2, .num_threads = 2},
+          {.ranks = 3, .num_threads = 1},
+          {.ranks = 4, .num_threads = 2}};
+}
+
 void run_group(const MoeCase& moe_case,
                const std::function<void(std::shared_ptr<Communicator>)>& body) {
   run_thread_group(moe_case.ranks, body);

@@ -62,6 +62,8 @@ std::vector<MoeCase> all_cases();
 std::vector<MoeCase> some_cases();
 /// The same, and per_rank: for laws that look at what a sum is made of.
 std::vector<MoeCase> combine_cases();
+/// P = 1 to 4 with per_route: for laws of backwards.
+std::vector<MoeCase> training_cases();
 /// Two ranks and more: for laws about peers.
 std::vector<MoeCase> group_cases();
 

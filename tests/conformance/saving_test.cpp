@@ -10,7 +10,7 @@
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
 #include "conformance/moe_runner.hpp"
-#include "runtime/context_impl.hpp"
+#include "distmoe/routed_experts_backward.hpp"
 
 namespace distmoe::conformance {
 namespace {
@@ -50,6 +50,15 @@ Config training_config(const MoeProblem& problem, const MoeCase& moe_case,
 
 SavedForward saving_call(Context& context, const RankCall& call) {
   return saving_routed_experts(context, call.input, call.weights, call.y_view());
+}
+
+/// With dy = x and no destination.
+void backward_call(Context& context, SavedForward& saved, const RankCall& call) {
+  routed_experts_backward(context, std::move(saved), call.input.x_TD, call.weights, {});
+}
+
+Outcome backward_outcome(Context& context, SavedForward& saved, const RankCall& call) {
+  return outcome_of([&] { backward_call(context, saved, call); });
 }
 
 Outcome saving_outcome(Context& context, const RankCall& call) {
@@ -182,7 +191,7 @@ class SlotWalk {
     SavedForward saved = saving_call(context_, call);
     EXPECT_EQ(saved.slot(), static_cast<std::int64_t>(slot));
     EXPECT_EQ(saved.slot_layer(), std::ssize(stacks_[slot]));
-    stacks_[slot].push_back(std::move(saved));
+    stacks_[slot].push_back({std::move(saved), counts});
     expect_right(call, counts);
     const bool is_recomputed = context_.last_call().is_recomputed;
     ++(is_recomputed ? num_recomputed : num_saved);
@@ -196,8 +205,10 @@ class SlotWalk {
   }
 
   void backward(std::size_t slot) {
-    context_.impl().end_backward(stacks_[slot].back());
-    EXPECT_FALSE(stacks_[slot].back().is_live());
+    Live& top = stacks_[slot].back();
+    const RankCall call = pack_rank(problem_, {}, top.counts, communicator_->rank());
+    backward_call(context_, top.saved, call);
+    EXPECT_FALSE(top.saved.is_live());
     stacks_[slot].pop_back();
   }
 
@@ -207,7 +218,11 @@ class SlotWalk {
   std::shared_ptr<Communicator> communicator_;
   Context context_;
   std::mt19937_64 random_;
-  std::vector<std::vector<SavedForward>> stacks_;
+  struct Live {
+    SavedForward saved;
+    TokenCounts counts;
+  };
+  std::vector<std::vector<Live>> stacks_;
 };
 
 TEST_P(Saving, RandomSchedulesDecideAlikeStayInBoundsAndReturnToTheStart) {
@@ -298,13 +313,13 @@ TEST_P(Saving, AnUnusedSavedForwardMakesItsSlotNeedAReset) {
     EXPECT_FALSE(other.is_live());
     EXPECT_EQ(context.selected_activation_slot(), 0);
     EXPECT_EQ(context.region_peaks().slot_bytes, std::vector<std::int64_t>(kSlots));
-    expect_error(outcome_of([&] { context.impl().end_backward(bottom); }),
-                 ErrorCode::kInvalidArgument, {"before a reset()"});
+    expect_error(backward_outcome(context, bottom, call), ErrorCode::kInvalidArgument,
+                 {"before a reset()"});
     // What is stale does no harm any more.
     other = saving_call(context, call);
     bottom = {};
     EXPECT_TRUE(other.is_live());
-    context.impl().end_backward(other);
+    backward_call(context, other, call);
   });
 }
 
@@ -422,18 +437,19 @@ TEST(SavedForwardOfAContext, BelongsToItAlone) {
   const Config config = training_config(problem, one, 1.0);
   Context context = make_context(config, one, nullptr);
   Context other = make_context(config, one, nullptr);
-  const SavedForward bottom = saving_call(context, call);
-  const SavedForward top = saving_call(context, call);
-  expect_error(outcome_of([&] { other.impl().end_backward(top); }), ErrorCode::kInvalidArgument,
+  SavedForward bottom = saving_call(context, call);
+  SavedForward top = saving_call(context, call);
+  expect_error(backward_outcome(other, top, call), ErrorCode::kInvalidArgument,
                {"another context"});
-  expect_error(outcome_of([&] { context.impl().end_backward(bottom); }),
-               ErrorCode::kInvalidArgument, {"is not the last one", "stack"});
-  expect_error(outcome_of([&] { context.impl().end_backward({}); }), ErrorCode::kInvalidArgument,
+  expect_error(backward_outcome(context, bottom, call), ErrorCode::kInvalidArgument,
+               {"is not the last one", "stack"});
+  SavedForward none;
+  expect_error(backward_outcome(context, none, call), ErrorCode::kInvalidArgument,
                {"of no forward"});
-  context.impl().end_backward(top);
-  expect_error(outcome_of([&] { context.impl().end_backward(top); }), ErrorCode::kInvalidArgument,
+  backward_call(context, top, call);
+  expect_error(backward_outcome(context, top, call), ErrorCode::kInvalidArgument,
                {"had its backward already"});
-  context.impl().end_backward(bottom);
+  backward_call(context, bottom, call);
 }
 
 }  // namespace

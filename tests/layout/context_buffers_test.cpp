@@ -30,7 +30,9 @@ TEST(ContextBuffers, ASingleRankHasNoCommunicationBuffers) {
 }
 
 TEST(ContextBuffers, PerRouteStagingHoldsTheLargerOfDispatchAndCombine) {
-  const ContextBuffers buffers = context_buffers(small_config(), 4, {}, 384, 3);
+  Config config = small_config();
+  config.inference = true;
+  const ContextBuffers buffers = context_buffers(config, 4, {}, 384, 3);
   // Combine sends a row back for every received row; it brings a row for every route.
   EXPECT_EQ(bytes_of(buffers.communication, "send staging"), 384 * 192);
   EXPECT_EQ(bytes_of(buffers.communication, "receive staging"), 64 * 3 * 192);
@@ -39,6 +41,7 @@ TEST(ContextBuffers, PerRouteStagingHoldsTheLargerOfDispatchAndCombine) {
 
 TEST(ContextBuffers, PerRankStagingCarriesFloatRowsAndScores) {
   Config config = small_config();
+  config.inference = true;
   config.combine = Combine::kPerRank;
   const ContextBuffers buffers = context_buffers(config, 3, {}, 384, 4);
   // Two peers bring at most two rows of a token each way; combine rows are FP32.
@@ -46,6 +49,24 @@ TEST(ContextBuffers, PerRankStagingCarriesFloatRowsAndScores) {
   EXPECT_EQ(bytes_of(buffers.communication, "receive staging"), 64 * 2 * 384);
   EXPECT_EQ(bytes_of(buffers.communication, "score send"), 64 * 3 * 4);
   EXPECT_EQ(bytes_of(buffers.communication, "score receive"), 384 * 4);
+}
+
+TEST(ContextBuffers, BackwardTakesTheStagingOfPerRouteAndBuffersForScores) {
+  const auto expect_buffers = [](const Config& config, std::int64_t send, std::int64_t receive) {
+    const ContextBuffers buffers = context_buffers(config, 4, {}, 384, 3);
+    EXPECT_EQ(bytes_of(buffers.communication, "send staging"), send);
+    EXPECT_EQ(bytes_of(buffers.communication, "receive staging"), receive);
+    EXPECT_EQ(bytes_of(buffers.communication, "score send"), 64 * 3 * 4);
+    EXPECT_EQ(bytes_of(buffers.communication, "score receive"), 384 * 4);
+    EXPECT_EQ(buffers.communication.size(), 4u);
+  };
+  Config config = small_config();
+  expect_buffers(config, 384 * 192, 64 * 3 * 192);
+  // Route gradients return as rows of BF16 whatever the combine sends: here FP32 rows of 192
+  // received tokens, and of the 192 that this rank sent.
+  config.combine = Combine::kPerRank;
+  expect_buffers(config, 192 * 384, 64 * 3 * 384);
+  EXPECT_EQ(context_buffers(config, 1, {}, 192, 10).communication.size(), 0u);
 }
 
 TEST(ContextBuffers, MetadataIsOneSetForInferenceAndOneMorePerSavedCall) {

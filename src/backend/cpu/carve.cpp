@@ -2,6 +2,7 @@
 //
 // Step 2b: where the rows of a call lie. Its scratch ends where the activation buffer ends; a
 // saving call's regions stand in its slot, whole or, where the slot has no room, its input alone.
+// Its backward finds them there.
 #include <algorithm>
 
 #include "backend/cpu/cpu_backend.hpp"
@@ -10,12 +11,25 @@
 namespace distmoe::cpu {
 
 void CpuBackend::carve(const ForwardCall& call) {
+  place_scratch();
+  if (!call.ticket) return;
+  place_saved(slots_.push(*call.ticket, metadata_.tokens, routing_.rows_per_rank()));
+}
+
+void CpuBackend::carve_backward(const BackwardCall& call) {
+  place_scratch();
+  place_saved(slots_.layer(*call.ticket));
+}
+
+DenseRows CpuBackend::rows_at(std::int64_t offset, std::int64_t width) const {
+  return {reinterpret_cast<BF16*>(memory_.activations().data() + offset), width};
+}
+
+/// The regions of a call that keeps nothing.
+void CpuBackend::place_scratch() {
   const LayerDims dims = layer_dims(setup_.config);
-  const std::span<std::byte> activations = memory_.activations();
-  const auto rows_at = [&](std::int64_t offset, std::int64_t width) {
-    return DenseRows{reinterpret_cast<BF16*>(activations.data() + offset), width};
-  };
-  const RegionOffsets scratch = scratch_layout(dims, routing_.num_rows(), std::ssize(activations));
+  const RegionOffsets scratch =
+      scratch_layout(dims, routing_.num_rows(), std::ssize(memory_.activations()));
   note_scratch(scratch.bytes);
   x_ = rows_at(scratch.x, dims.hidden_dim);
   h1_ = rows_at(scratch.h1, 2 * dims.intermediate_dim);
@@ -24,16 +38,24 @@ void CpuBackend::carve(const ForwardCall& call) {
   kept_x_ = {};
   kept_h3_ = {};
   is_recomputed_ = false;
-  if (!call.ticket) return;
+  if (dims.inference) return;
+  grad_h1_ = rows_at(scratch.grad_h1, h1_.width);
+  grad_h2_ = rows_at(scratch.grad_h2, h2_.width);
+  grad_h3_ = rows_at(scratch.grad_h3, x_.width);
+  route_grad_ = x_;
+}
 
-  const SavedLayer& layer = slots_.push(*call.ticket, metadata_.tokens, routing_.rows_per_rank());
+/// The regions that a slot keeps stand there instead.
+void CpuBackend::place_saved(const SavedLayer& layer) {
+  const LayerDims dims = layer_dims(setup_.config);
   const std::int64_t begin = slots_.slot_offset(layer.slot) + layer.offset;
   is_recomputed_ = layer.is_recomputed;
   if (is_recomputed_) {
     kept_x_ = rows_at(begin, dims.hidden_dim);
     return;
   }
-  const RegionOffsets saved = saved_layout(dims, call.num_tokens, routing_.num_rows(), begin);
+  const std::int64_t tokens = metadata_.tokens[static_cast<std::size_t>(setup_.rank)];
+  const RegionOffsets saved = saved_layout(dims, tokens, routing_.num_rows(), begin);
   h1_ = rows_at(saved.h1, h1_.width);
   if (dims.activation_policy == ActivationPolicy::kLean) {
     kept_x_ = rows_at(saved.x, dims.hidden_dim);

@@ -23,9 +23,16 @@ BF16* output_row(const TensorView& y, std::int64_t token) {
 
 }  // namespace
 
+const BF16* CpuBackend::returned_row(const DenseRows& rows, const BF16* returned,
+                                     std::int64_t route) const {
+  const std::int64_t row = routing_.row_of_route(route);
+  const std::int32_t expert = ids_[static_cast<std::size_t>(setup_.rank)].ids[route];
+  return routing_.owner(expert) == setup_.rank ? rows.row(row) : returned + row * rows.width;
+}
+
 /// per_route: one row a route. Rows of one expert that come from one source lie together.
-void CpuBackend::return_rows() {
-  const std::size_t row_bytes = static_cast<std::size_t>(h3_.width) * sizeof(BF16);
+void CpuBackend::return_rows(const DenseRows& rows) {
+  const std::size_t row_bytes = static_cast<std::size_t>(rows.width) * sizeof(BF16);
   const auto send =
       blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
                 [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
@@ -37,11 +44,11 @@ void CpuBackend::return_rows() {
     std::byte* next = send[static_cast<std::size_t>(peer)].data();
     for (std::int64_t expert = 0; expert < routing_.num_local_experts(); ++expert) {
       const auto source = static_cast<int>(peer);
-      const auto rows =
+      const auto count =
           static_cast<std::size_t>(routing_.rows_of(routing_.first_expert() + expert, source));
-      if (rows == 0) continue;
-      std::memcpy(next, h3_.row(routing_.first_row_from(expert, source)), rows * row_bytes);
-      next += rows * row_bytes;
+      if (count == 0) continue;
+      std::memcpy(next, rows.row(routing_.first_row_from(expert, source)), count * row_bytes);
+      next += count * row_bytes;
     }
   });
   communicator().alltoallv(as_sent(send), receive, setup_.timeout);
@@ -85,13 +92,8 @@ void CpuBackend::combine(const ForwardCall& call) {
 void CpuBackend::sum_routes(const ForwardCall& call) {
   const std::int64_t top_k = setup_.config.top_k;
   const float* scores = metadata_.scores.data();
-  const auto* returned =
-      reinterpret_cast<const BF16*>(memory_.buffer(buffer_name::kReceiveStaging).data());
+  const BF16* returned = received_rows();
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
-  const auto route_row = [&](std::int64_t route) {
-    const std::int64_t row = routing_.row_of_route(route);
-    return routing_.owner(ids[route]) == setup_.rank ? h3_.row(row) : returned + row * h3_.width;
-  };
   pool_.run_ranges(call.num_tokens, kCombineGrain, [&](std::int64_t begin, std::int64_t end) {
     ColumnSums sums;
     for (std::int64_t token = begin; token < end; ++token) {
@@ -100,7 +102,7 @@ void CpuBackend::sum_routes(const ForwardCall& call) {
         std::fill_n(sums.data(), count, 0.0f);
         for (std::int64_t route = token * top_k; route < (token + 1) * top_k; ++route) {
           if (ids[route] < 0) continue;
-          const BF16* h3 = route_row(route) + column;
+          const BF16* h3 = returned_row(h3_, returned, route) + column;
           add_scaled(h3, scores[route], sums.data(), count);
           if (kept_h3_.data != nullptr) std::copy_n(h3, count, kept_h3_.row(route) + column);
         }

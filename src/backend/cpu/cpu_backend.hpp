@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The backend that is the specification: plain C++, one rank's steps of a forward call on the
-// worker threads of that rank. Each step has a file of its own.
+// The backend that is the specification: plain C++, one rank's steps of a call on the worker
+// threads of that rank. Each step has a file of its own.
 #pragma once
 
 #include <vector>
@@ -36,6 +36,17 @@ class CpuBackend final : public Backend {
   void dispatch_w13_swiglu(const ForwardCall& call) override;
   void w2_scatter(const ForwardCall& call) override;
   void combine(const ForwardCall& call) override;
+
+  void publish_backward(const BackwardCall& call, const std::optional<Error>& refusal) override;
+  void carve_backward(const BackwardCall& call) override;
+  void restore_activations(const BackwardCall& call) override;
+  void dispatch_grad_h3(const BackwardCall& call) override;
+  void w2_dgrad(const BackwardCall& call) override;
+  void w2_wgrad(const BackwardCall& call) override;
+  void swiglu_backward(const BackwardCall& call) override;
+  void w13_wgrad(const BackwardCall& call) override;
+  void w13_dgrad_scatter(const BackwardCall& call) override;
+  void reduce_gradients(const BackwardCall& call) override;
   void rewind(const SlotTicket& ticket) override;
   void reset_slots() override;
   RegionPeaks region_peaks() override;
@@ -47,24 +58,62 @@ class CpuBackend final : public Backend {
  private:
   void note_load();
   // publish.cpp
-  void take_metadata(const ForwardCall& call);
-  void exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal);
+  void take_metadata(const std::optional<SlotTicket>& ticket);
+  void exchange_headers(CallHeader mine, const std::optional<SlotTicket>& ticket,
+                        const std::optional<Error>& refusal);
   void exchange_ids(const ForwardCall& call);
   // carve.cpp
   void note_scratch(std::int64_t bytes);
+  DenseRows rows_at(std::int64_t offset, std::int64_t width) const;
+  void place_scratch();
+  void place_saved(const SavedLayer& layer);
   // dispatch.cpp
   void keep_own_rows(const ForwardCall& call);
-  void exchange_rows(const ForwardCall& call);
+  void exchange_rows(const TensorView& rows_TD);
   void exchange_scores(const ForwardCall& call);
-  void gather_rows(const ForwardCall& call);
+  void gather_rows(const TensorView& rows_TD);
+  /// What peers sent, in the order of their tokens (dispatch) or routes (combine).
+  const BF16* received_rows() const;
+  /// The row of `own_TD`, or of what was received, that routed row `row` is a copy of.
+  const BF16* dispatched_row(const TensorView& own_TD, const BF16* received,
+                             std::int64_t row) const;
+  // activation.cpp
+  void activate(const BF16* gate, const BF16* up, BF16* h2, std::int64_t count) const;
   // expert_products.cpp
-  void w13_swiglu_task(const ForwardCall& call, std::int64_t task, int worker);
-  void w2_task(const ForwardCall& call, std::int64_t task, int worker);
+  void compute_w13_swiglu(const ExpertMatrices& experts);
+  void compute_w2(const ExpertMatrices& experts);
+  void w13_swiglu_task(const ExpertMatrices& experts, std::int64_t task, int worker);
+  void w2_task(const ExpertMatrices& experts, std::int64_t task, int worker);
   // combine.cpp
-  void return_rows();
+  void return_rows(const DenseRows& rows);
   void return_partial_sums();
   void sum_routes(const ForwardCall& call);
   void sum_ranks(const ForwardCall& call);
+  /// The result of an enabled route: in `rows` where this rank computed it, else in what returned.
+  const BF16* returned_row(const DenseRows& rows, const BF16* returned, std::int64_t route) const;
+  // grad_dispatch.cpp
+  void exchange_route_scores();
+  void list_score_blocks();
+  float& route_score(std::int64_t expert, std::int64_t row);
+  void gather_grad_h3_task(const BackwardCall& call, const BF16* received, std::int64_t task);
+  // grad_products.cpp
+  void w2_dgrad_task(const BackwardCall& call, std::int64_t task, int worker);
+  void lean_w2_dgrad_task(const BackwardCall& call, std::int64_t task, int worker);
+  void w13_dgrad_task(const BackwardCall& call, std::int64_t task, int worker);
+  MatrixView w2_columns(const BackwardCall& call, std::int64_t expert, std::int64_t column) const;
+  struct WgradTile;
+  std::vector<WgradTile> wgrad_tiles(std::int64_t num_halves, std::int64_t num_rows,
+                                     std::int64_t num_columns) const;
+  template <typename RowInWeight>
+  void wgrad_tile(const WgradTile& tile, const DenseRows& grads, const DenseRows& activations,
+                  const GradientDestination& out, const RowInWeight& row_in_weight, int worker);
+  template <typename PositionOf>
+  void sum_expert_rows(const DenseRows& grads, const GradientDestination& out,
+                       const PositionOf& position_of);
+  // grad_reduce.cpp
+  void return_score_gradients();
+  void write_grad_scores(const BackwardCall& call);
+  void write_grad_x(const BackwardCall& call);
 
   /// One product of a step: rows of one expert, columns of its result.
   struct ProductTask {
@@ -104,6 +153,14 @@ class CpuBackend final : public Backend {
   DenseRows h3_;       ///< in scratch, where it takes the place of an x_ that is not saved
   DenseRows kept_x_;   ///< own rows of a call that recomputes or saves lean, else null
   DenseRows kept_h3_;  ///< [T * K] of a call that saves, else null
+  // Of a backward, in scratch.
+  DenseRows grad_h1_;  ///< over h2_ and grad_h3_
+  DenseRows grad_h2_;
+  DenseRows grad_h3_;
+  DenseRows route_grad_;  ///< over an x_ in scratch
+  /// [L * P] where the scores of the rows of an expert and a source are, from the row's number on.
+  std::vector<std::int64_t> score_begin_;
+  std::span<float> received_scores_;
 };
 
 }  // namespace distmoe::cpu

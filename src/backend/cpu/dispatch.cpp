@@ -19,7 +19,7 @@ const BF16* row_of(const TensorView& rows, std::int64_t index) {
 
 }  // namespace
 
-void CpuBackend::exchange_rows(const ForwardCall& call) {
+void CpuBackend::exchange_rows(const TensorView& rows_TD) {
   const std::size_t row_bytes = static_cast<std::size_t>(setup_.config.hidden_dim) * sizeof(BF16);
   const auto send = blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
                               [&](int peer) { return routing_.tokens_to(peer); });
@@ -37,7 +37,7 @@ void CpuBackend::exchange_rows(const ForwardCall& call) {
       const auto peer = static_cast<std::size_t>(routing_.owner(expert));
       if (peer == static_cast<std::size_t>(setup_.rank) || last_token[peer] == token) continue;
       last_token[peer] = token;
-      std::memcpy(next[peer], row_of(call.x_TD, token), row_bytes);
+      std::memcpy(next[peer], row_of(rows_TD, token), row_bytes);
       next[peer] += row_bytes;
     }
   }
@@ -73,18 +73,24 @@ void CpuBackend::keep_own_rows(const ForwardCall& call) {
   }
 }
 
-void CpuBackend::gather_rows(const ForwardCall& call) {
-  const auto* received =
-      reinterpret_cast<const BF16*>(memory_.buffer(buffer_name::kReceiveStaging).data());
-  const auto width = static_cast<std::size_t>(x_.width);
-  const std::span<const RowOrigin> origins = routing_.row_origin();
+const BF16* CpuBackend::received_rows() const {
+  return reinterpret_cast<const BF16*>(memory_.buffer(buffer_name::kReceiveStaging).data());
+}
+
+const BF16* CpuBackend::dispatched_row(const TensorView& own_TD, const BF16* received,
+                                       std::int64_t row) const {
+  const std::int64_t index = routing_.received_row(row);
+  return routing_.row_origin()[static_cast<std::size_t>(row)].source == setup_.rank
+             ? row_of(own_TD, index)
+             : received + index * setup_.config.hidden_dim;
+}
+
+void CpuBackend::gather_rows(const TensorView& rows_TD) {
+  const BF16* received = received_rows();
+  const auto row_bytes = static_cast<std::size_t>(x_.width) * sizeof(BF16);
   pool_.run_ranges(routing_.num_rows(), kGatherGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t row = begin; row < end; ++row) {
-      const std::int64_t index = routing_.received_row(row);
-      const BF16* source = origins[static_cast<std::size_t>(row)].source == setup_.rank
-                               ? row_of(call.x_TD, index)
-                               : received + index * x_.width;
-      std::memcpy(x_.row(row), source, width * sizeof(BF16));
+      std::memcpy(x_.row(row), dispatched_row(rows_TD, received, row), row_bytes);
     }
   });
 }

@@ -44,6 +44,29 @@ inline float exp_fp32(float x) {
 
 inline float sigmoid(float z) { return 1.0f / (1.0f + exp_fp32(-z)); }
 
+inline float widened(float value) { return value; }
+inline float widened(BF16 value) { return to_float(value); }
+
+/// Elementwise over 16 lanes, so that every vector width sums alike.
+template <typename A>
+inline __attribute__((always_inline)) float dot_of(const A* a, const BF16* b, std::int64_t n) {
+  constexpr std::int64_t kLanes = 16;
+  float sums[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += widened(a[i + lane]) * to_float(b[i + lane]);
+    }
+  }
+  for (std::int64_t lane = 0; i + lane < n; ++lane) {
+    sums[lane] += widened(a[i + lane]) * to_float(b[i + lane]);
+  }
+  for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
+  }
+  return sums[0];
+}
+
 }  // namespace
 
 DISTMOE_SIMD_CLONES
@@ -75,6 +98,57 @@ void swiglu_clamped(const BF16* gate, const BF16* up, BF16* h2, std::int64_t n, 
     const float u_bounded = u_upper < -limit ? -limit : u_upper;
     h2[i] = to_bf16(g_bounded * sigmoid(alpha * g_bounded) * (u_bounded + 1.0f));
   }
+}
+
+DISTMOE_SIMD_CLONES
+void swiglu_gradient(const BF16* gate, const BF16* up, const BF16* grad_h2, BF16* grad_gate,
+                     BF16* grad_up, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = to_float(gate[i]);
+    const float grad = to_float(grad_h2[i]);
+    const float s = sigmoid(g);
+    grad_gate[i] = to_bf16(grad * to_float(up[i]) * s * (1.0f + g * (1.0f - s)));
+    grad_up[i] = to_bf16(grad * g * s);
+  }
+}
+
+DISTMOE_SIMD_CLONES
+void swiglu_clamped_gradient(const BF16* gate, const BF16* up, const BF16* grad_h2, BF16* grad_gate,
+                             BF16* grad_up, std::int64_t n, float alpha, float limit) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float g = to_float(gate[i]);
+    const float u = to_float(up[i]);
+    const float grad = to_float(grad_h2[i]);
+    // A NaN fails each comparison and so stays.
+    const float g_bounded = g > limit ? limit : g;
+    const float u_upper = u > limit ? limit : u;
+    const float u_bounded = u_upper < -limit ? -limit : u_upper;
+    const float s = sigmoid(alpha * g_bounded);
+    const float inner = grad * (u_bounded + 1.0f) * (s + alpha * g_bounded * s * (1.0f - s));
+    grad_gate[i] = to_bf16(g > limit ? 0.0f : inner);
+    grad_up[i] = to_bf16(u > limit || u < -limit ? 0.0f : grad * g_bounded * s);
+  }
+}
+
+DISTMOE_SIMD_CLONES
+float dot(const BF16* a, const BF16* b, std::int64_t n) { return dot_of(a, b, n); }
+
+DISTMOE_SIMD_CLONES
+float dot(const float* a, const BF16* b, std::int64_t n) { return dot_of(a, b, n); }
+
+DISTMOE_SIMD_CLONES
+void scale(const BF16* in, float factor, BF16* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(to_float(in[i]) * factor);
+}
+
+DISTMOE_SIMD_CLONES
+void scale(const float* in, float factor, BF16* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(in[i] * factor);
+}
+
+DISTMOE_SIMD_CLONES
+void add_rounded(const float* row, BF16* acc, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) acc[i] = to_bf16(to_float(acc[i]) + row[i]);
 }
 
 DISTMOE_SIMD_CLONES

@@ -21,6 +21,27 @@ void swiglu(const BF16* gate, const BF16* up, BF16* h2, std::int64_t n);
 void swiglu_clamped(const BF16* gate, const BF16* up, BF16* h2, std::int64_t n, float alpha,
                     float limit);
 
+/// The gradients of swiglu: dg = dh2 * u * s(g) * (1 + g * (1 - s(g))), du = dh2 * g * s(g),
+/// rounded.
+void swiglu_gradient(const BF16* gate, const BF16* up, const BF16* grad_h2, BF16* grad_gate,
+                     BF16* grad_up, std::int64_t n);
+
+/// The same of swiglu_clamped, with s = s(alpha * g'): dg = dh2 * (u' + 1) *
+/// (s + alpha * g' * s * (1 - s)), zero where g > limit; du = dh2 * g' * s, zero where |u| > limit.
+void swiglu_clamped_gradient(const BF16* gate, const BF16* up, const BF16* grad_h2, BF16* grad_gate,
+                             BF16* grad_up, std::int64_t n, float alpha, float limit);
+
+/// sum_i a[i] * b[i] in FP32: 16 sums over every 16th element, then halved four times.
+float dot(const BF16* a, const BF16* b, std::int64_t n);
+float dot(const float* a, const BF16* b, std::int64_t n);
+
+/// out[i] = bf16(fp32(in[i]) * factor); out may be in.
+void scale(const BF16* in, float factor, BF16* out, std::int64_t n);
+void scale(const float* in, float factor, BF16* out, std::int64_t n);
+
+/// acc[i] = bf16(fp32(acc[i]) + row[i]).
+void add_rounded(const float* row, BF16* acc, std::int64_t n);
+
 /// acc[i] += fp32(row[i]) * score.
 void add_scaled(const BF16* row, float score, float* acc, std::int64_t n);
 

@@ -44,21 +44,24 @@ void CpuBackend::list_tasks(std::int64_t num_columns, std::int64_t columns_per_t
 
 void CpuBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   if (!is_single()) {
-    exchange_rows(call);
+    exchange_rows(call.x_TD);
     if (setup_.config.combine == Combine::kPerRank) exchange_scores(call);
   }
-  gather_rows(call);
+  gather_rows(call.x_TD);
   keep_own_rows(call);
-  list_tasks(setup_.config.intermediate_dim, kGateUpColumns);
-  pool_.run(static_cast<std::int64_t>(tasks_.size()),
-            [&](std::int64_t task, int worker) { w13_swiglu_task(call, task, worker); });
+  compute_w13_swiglu(call.experts);
 }
 
-void CpuBackend::w13_swiglu_task(const ForwardCall& call, std::int64_t task_idx, int worker) {
+void CpuBackend::compute_w13_swiglu(const ExpertMatrices& experts) {
+  list_tasks(setup_.config.intermediate_dim, kGateUpColumns);
+  pool_.run(static_cast<std::int64_t>(tasks_.size()),
+            [&](std::int64_t task, int worker) { w13_swiglu_task(experts, task, worker); });
+}
+
+void CpuBackend::w13_swiglu_task(const ExpertMatrices& experts, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   const Config& config = setup_.config;
-  const ExpertMatrices& experts = call.experts;
   const std::int64_t num_columns = task.num_columns;
   const MatrixView rows{x_.row(task.first_row), task.num_rows, x_.width};
   const std::int64_t first_weight =
@@ -77,8 +80,6 @@ void CpuBackend::w13_swiglu_task(const ForwardCall& call, std::int64_t task_idx,
 
   // Only a backward reads h1 again.
   std::array<BF16, 2 * kGateUpColumns> h1_row{};
-  const auto alpha = static_cast<float>(config.swiglu_alpha);
-  const auto limit = static_cast<float>(config.swiglu_limit);
   for (std::int64_t row = 0; row < task.num_rows; ++row) {
     BF16* gate =
         config.inference ? h1_row.data() : h1_.row(task.first_row + row) + task.first_column;
@@ -86,31 +87,30 @@ void CpuBackend::w13_swiglu_task(const ForwardCall& call, std::int64_t task_idx,
     BF16* h2 = h2_.row(task.first_row + row) + task.first_column;
     round_with_bias(gate_sums + row * num_columns, gate_bias, gate, num_columns);
     round_with_bias(up_sums + row * num_columns, up_bias, up, num_columns);
-    if (config.activation == Activation::kSwiGLU) {
-      swiglu(gate, up, h2, num_columns);
-    } else {
-      swiglu_clamped(gate, up, h2, num_columns, alpha, limit);
-    }
+    activate(gate, up, h2, num_columns);
   }
 }
 
 void CpuBackend::w2_scatter(const ForwardCall& call) {
-  list_tasks(setup_.config.hidden_dim, kDownColumns);
-  pool_.run(static_cast<std::int64_t>(tasks_.size()),
-            [&](std::int64_t task, int worker) { w2_task(call, task, worker); });
+  compute_w2(call.experts);
   if (!is_single()) {
     if (setup_.config.combine == Combine::kPerRoute) {
-      return_rows();
+      return_rows(h3_);
     } else {
       return_partial_sums();
     }
   }
 }
 
-void CpuBackend::w2_task(const ForwardCall& call, std::int64_t task_idx, int worker) {
+void CpuBackend::compute_w2(const ExpertMatrices& experts) {
+  list_tasks(setup_.config.hidden_dim, kDownColumns);
+  pool_.run(static_cast<std::int64_t>(tasks_.size()),
+            [&](std::int64_t task, int worker) { w2_task(experts, task, worker); });
+}
+
+void CpuBackend::w2_task(const ExpertMatrices& experts, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
-  const ExpertMatrices& experts = call.experts;
   const MatrixView rows{h2_.row(task.first_row), task.num_rows, h2_.width};
   const MatrixView slab{experts.w2 + task.expert * experts.w2_expert_stride +
                             task.first_column * experts.w2_row_stride,

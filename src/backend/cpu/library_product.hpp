@@ -10,7 +10,8 @@
 namespace distmoe::cpu {
 
 /// out[i * out_stride + j] = sum_k a[i * a_stride + k] * b[j * b_stride + k], i < a_rows,
-/// j < b_rows, k < depth; strides in elements, out in FP32.
+/// j < b_rows, k < depth; strides in elements, out in FP32. An operand that is by depth has its
+/// element at [k * stride + i or j]. With `accumulates` the sum is added to out.
 struct ProductShape {
   dnnl::memory::data_type type = dnnl::memory::data_type::undef;  ///< of a and b
   std::int64_t a_rows = 0;
@@ -19,6 +20,9 @@ struct ProductShape {
   std::int64_t a_stride = 0;
   std::int64_t b_stride = 0;
   std::int64_t out_stride = 0;
+  bool a_is_by_depth = false;
+  bool b_is_by_depth = false;
+  bool accumulates = false;
   auto operator<=>(const ProductShape&) const = default;
 };
 

@@ -138,6 +138,20 @@ MatmulKind choose_kind() {
   return has_bf16_products() ? MatmulKind::kBF16 : MatmulKind::kF32;
 }
 
+/// Runs products on the calling thread alone, with the library's errors as the project's.
+template <typename Products>
+void with_library(std::int64_t m, std::int64_t n, std::int64_t k, const Products& products) {
+  const SingleThreaded single_threaded;
+  try {
+    products();
+  } catch (const dnnl::error& error) {
+    const bool out_of_memory = error.status == dnnl_out_of_memory;
+    throw_error(out_of_memory ? ErrorCode::kOutOfMemory : ErrorCode::kInternal,
+                concat("the matrix library failed on a product of ", m, " x ", n, " x ", k, ": ",
+                       error.what()));
+  }
+}
+
 const char* instruction_set() {
   switch (dnnl::get_effective_cpu_isa()) {
     case dnnl::cpu_isa::sse41: return "sse41";
@@ -175,19 +189,32 @@ std::string describe_matmul() {
 
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
               const Workspace& workspace) {
-  const SingleThreaded single_threaded;
-  try {
+  with_library(rows.num_rows, weights.num_rows, depth, [&] {
     if (matmul_kind() == MatmulKind::kBF16) {
       multiply_bf16(rows, weights, depth, tile, workspace);
     } else {
       multiply_f32(rows, weights, depth, tile, workspace);
     }
-  } catch (const dnnl::error& error) {
-    const bool out_of_memory = error.status == dnnl_out_of_memory;
-    throw_error(out_of_memory ? ErrorCode::kOutOfMemory : ErrorCode::kInternal,
-                concat("the matrix library failed on a product of ", rows.num_rows, " x ",
-                       weights.num_rows, " x ", depth, ": ", error.what()));
-  }
+  });
+}
+
+void multiply_operands(const StridedOperand& a, const StridedOperand& b, float* out,
+                       std::int64_t out_stride, bool accumulates, const Workspace& workspace) {
+  with_library(a.num_outer, b.num_outer, a.depth, [&] {
+    LibraryProduct& product =
+        product_of({.type = matmul_kind() == MatmulKind::kBF16 ? memory::data_type::bf16
+                                                               : memory::data_type::f32,
+                    .a_rows = a.num_outer,
+                    .b_rows = b.num_outer,
+                    .depth = a.depth,
+                    .a_stride = a.stride,
+                    .b_stride = b.stride,
+                    .out_stride = out_stride,
+                    .a_is_by_depth = a.is_by_depth,
+                    .b_is_by_depth = b.is_by_depth,
+                    .accumulates = accumulates});
+    product.run(a.data, b.data, out, workspace.library_scratch);
+  });
 }
 
 }  // namespace distmoe::cpu

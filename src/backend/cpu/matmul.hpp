@@ -46,4 +46,20 @@ std::string describe_matmul();
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
               const Workspace& workspace);
 
+/// An operand in the library's own type, BF16 or FP32 as matmul_kind() says: `num_outer` rows (of
+/// a) or columns (of b) of the result by `depth`. Element (outer, k) is data[outer * stride + k],
+/// or data[k * stride + outer] where it lies by depth.
+struct StridedOperand {
+  const void* data = nullptr;
+  std::int64_t num_outer = 0;
+  std::int64_t depth = 0;
+  std::int64_t stride = 0;
+  bool is_by_depth = false;
+};
+
+/// out[m * out_stride + n] = sum_k a(m, k) * b(n, k), summed in FP32; with `accumulates` the sum is
+/// added to what is there. The bits depend on the operands' shapes and values only.
+void multiply_operands(const StridedOperand& a, const StridedOperand& b, float* out,
+                       std::int64_t out_stride, bool accumulates, const Workspace& workspace);
+
 }  // namespace distmoe::cpu

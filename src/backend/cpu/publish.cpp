@@ -32,9 +32,17 @@ void copy_scores(const TensorView& scores, float* out) {
   }
 }
 
+const char* kind_text(CallKind kind) {
+  switch (kind) {
+    case CallKind::kForward: return "call ";
+    case CallKind::kSavingForward: return "saving call ";
+    case CallKind::kBackward: return "backward call ";
+  }
+  return "an unknown call ";
+}
+
 std::string call_text(const CallHeader& header) {
-  return concat(header.kind == CallKind::kSavingForward ? "saving call " : "call ", header.index,
-                " of context ", header.context);
+  return concat(kind_text(header.kind), header.index, " of context ", header.context);
 }
 
 std::string place_text(const CallHeader& header) {
@@ -45,56 +53,76 @@ std::string place_text(const CallHeader& header) {
 }  // namespace
 
 void CpuBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
-  exchange_headers(call, refusal);
-  take_metadata(call);
+  exchange_headers({.index = call.index,
+                    .num_tokens = call.num_tokens,
+                    .kind = call.saves ? CallKind::kSavingForward : CallKind::kForward},
+                   call.ticket, refusal);
+  take_metadata(call.ticket);
+  for (std::size_t peer = 0; peer < headers_.size(); ++peer) {
+    metadata_.tokens[peer] = headers_[peer].num_tokens;
+  }
   exchange_ids(call);
   copy_scores(call.topk_scores_TK, metadata_.scores.data());
 }
 
-void CpuBackend::take_metadata(const ForwardCall& call) {
-  metadata_ = metadata_sets_.forward_only();
-  if (call.ticket) {
-    metadata_ = metadata_sets_.saved(
-        call.ticket->slot * setup_.config.max_moe_layers_per_activation_slot + call.ticket->layer);
+/// The forward's routing is made again from the ids that it kept.
+void CpuBackend::publish_backward(const BackwardCall& call, const std::optional<Error>& refusal) {
+  exchange_headers(
+      {.index = call.index, .num_tokens = call.num_tokens, .kind = CallKind::kBackward},
+      call.ticket, refusal);
+  take_metadata(call.ticket);
+  const std::int32_t* next = metadata_.ids.data();
+  for (std::size_t peer = 0; peer < ids_.size(); ++peer) {
+    ids_[peer] = {next, metadata_.tokens[peer]};
+    next += metadata_.tokens[peer] * setup_.config.top_k;
   }
-  routing_.bind(metadata_.routing);
-  for (std::size_t peer = 0; peer < headers_.size(); ++peer) {
-    metadata_.tokens[peer] = headers_[peer].num_tokens;
-  }
+  routing_.count(ids_);
+  routing_.order(ids_);
+  note_load();
 }
 
-void CpuBackend::exchange_headers(const ForwardCall& call, const std::optional<Error>& refusal) {
-  CallHeader& mine = headers_[static_cast<std::size_t>(setup_.rank)];
-  mine = {.context = setup_.context_number,
-          .index = call.index,
-          .num_tokens = call.num_tokens,
-          .kind = call.saves ? CallKind::kSavingForward : CallKind::kForward,
-          .refusal = to_refusal(refusal)};
-  if (call.ticket) {
-    mine.slot = call.ticket->slot;
-    mine.slot_layer = call.ticket->layer;
-    mine.slot_layers = call.ticket->slot_layers;
+void CpuBackend::take_metadata(const std::optional<SlotTicket>& ticket) {
+  metadata_ = metadata_sets_.forward_only();
+  if (ticket) {
+    metadata_ = metadata_sets_.saved(
+        ticket->slot * setup_.config.max_moe_layers_per_activation_slot + ticket->layer);
   }
+  routing_.bind(metadata_.routing);
+}
+
+void CpuBackend::exchange_headers(CallHeader mine, const std::optional<SlotTicket>& ticket,
+                                  const std::optional<Error>& refusal) {
+  mine.context = setup_.context_number;
+  mine.refusal = to_refusal(refusal);
+  if (ticket) {
+    mine.slot = ticket->slot;
+    mine.slot_layer = ticket->layer;
+    mine.slot_layers = ticket->slot_layers;
+  }
+  headers_[static_cast<std::size_t>(setup_.rank)] = mine;
   if (!is_single()) {
-    all_gather(communicator(), CallHeader(mine), headers_, setup_.timeout);
+    all_gather(communicator(), mine, headers_, setup_.timeout);
   }
   std::vector<Refusal> refusals;
   for (int peer = 0; peer < setup_.size; ++peer) {
     const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
     DISTMOE_CHECK(
-        header.context == mine.context && header.index == call.index && header.kind == mine.kind,
+        header.context == mine.context && header.index == mine.index && header.kind == mine.kind,
         kPeerMismatch, "rank ", peer, " is in ", call_text(header), " while rank ", setup_.rank,
         " is in ", call_text(mine), "; every rank makes the same calls in the same order");
     refusals.push_back(header.refusal);
   }
-  throw_if_refused(refusals, setup_.rank, refusal, concat("call ", call.index));
+  throw_if_refused(refusals, setup_.rank, refusal, concat("call ", mine.index));
+  const bool is_backward = mine.kind == CallKind::kBackward;
+  const char* verb = is_backward ? " runs the backward of " : " saves in ";
+  const char* advice = is_backward ? "runs the backward of the same forward"
+                                   : "selects the same activation slots and depths";
   for (int peer = 0; peer < setup_.size; ++peer) {
     const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
     DISTMOE_CHECK(header.slot == mine.slot && header.slot_layer == mine.slot_layer &&
                       header.slot_layers == mine.slot_layers,
-                  kPeerMismatch, "in call ", call.index, " rank ", peer, " saves in ",
-                  place_text(header), " while rank ", setup_.rank, " saves in ", place_text(mine),
-                  "; every rank selects the same activation slots and depths");
+                  kPeerMismatch, "in call ", mine.index, " rank ", peer, verb, place_text(header),
+                  " while rank ", setup_.rank, verb, place_text(mine), "; every rank ", advice);
   }
 }
 

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a backward needs before its products: activations that the forward did not keep, and grad_h3
+// of every route, formed where the row is gathered. A token's dy crosses to a rank once, like its
+// x.
+#include <algorithm>
+
+#include "backend/cpu/cpu_backend.hpp"
+#include "backend/cpu/elementwise.hpp"
+#include "backend/cpu/staging.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+constexpr std::int64_t kActivationGrain = 16;  // rows
+
+}  // namespace
+
+void CpuBackend::restore_activations(const BackwardCall& call) {
+  if (kept_x_.data != nullptr) {
+    const TensorView own{kept_x_.data, DType::kBF16, {call.num_tokens, kept_x_.width}};
+    if (!is_single()) exchange_rows(own);
+    gather_rows(own);
+  }
+  if (!is_recomputed_) {
+    const std::int64_t width = setup_.config.intermediate_dim;
+    pool_.run_ranges(routing_.num_rows(), kActivationGrain,
+                     [&](std::int64_t begin, std::int64_t end) {
+                       for (std::int64_t row = begin; row < end; ++row) {
+                         activate(h1_.row(row), h1_.row(row) + width, h2_.row(row), width);
+                       }
+                     });
+    return;
+  }
+  compute_w13_swiglu(call.experts);
+  if (setup_.config.activation_policy == ActivationPolicy::kLean) return;
+  // h3 waits for dy where grad_h3 will be.
+  h3_ = grad_h3_;
+  compute_w2(call.experts);
+}
+
+/// To every rank the scores of the routes that it computes, in its order of rows.
+void CpuBackend::exchange_route_scores() {
+  if (is_single()) return;
+  const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
+  const std::span<float> sent = memory_.buffer_of<float>(buffer_name::kScoreSend);
+  const std::int64_t num_routes =
+      ids_[static_cast<std::size_t>(setup_.rank)].num_tokens * setup_.config.top_k;
+  for (std::int64_t route = 0; route < num_routes; ++route) {
+    if (ids[route] < 0 || routing_.owner(ids[route]) == setup_.rank) continue;
+    sent[static_cast<std::size_t>(routing_.row_of_route(route))] =
+        metadata_.scores[static_cast<std::size_t>(route)];
+  }
+  const auto send =
+      blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
+                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
+  const auto receive =
+      blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
+                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
+  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+}
+
+void CpuBackend::list_score_blocks() {
+  score_begin_.assign(
+      static_cast<std::size_t>(routing_.num_local_experts() * std::int64_t{setup_.size}), 0);
+  std::int64_t next = 0;
+  for (int source = 0; source < setup_.size; ++source) {
+    if (source == setup_.rank) continue;
+    for (std::int64_t expert = 0; expert < routing_.num_local_experts(); ++expert) {
+      score_begin_[static_cast<std::size_t>(expert * setup_.size + source)] =
+          next - routing_.first_row_from(expert, source);
+      next += routing_.rows_of(routing_.first_expert() + expert, source);
+    }
+  }
+}
+
+/// The score of a row of local expert `expert`, later its gradient: both travel in the same place.
+float& CpuBackend::route_score(std::int64_t expert, std::int64_t row) {
+  const RowOrigin& origin = routing_.row_origin()[static_cast<std::size_t>(row)];
+  if (origin.source == setup_.rank) {
+    const std::int64_t route =
+        std::int64_t{origin.token} * setup_.config.top_k + std::int64_t{origin.k};
+    return metadata_.scores[static_cast<std::size_t>(route)];
+  }
+  const std::int64_t begin =
+      score_begin_[static_cast<std::size_t>(expert * setup_.size + origin.source)];
+  return received_scores_[static_cast<std::size_t>(begin + row)];
+}
+
+void CpuBackend::dispatch_grad_h3(const BackwardCall& call) {
+  if (!is_single()) {
+    exchange_rows(call.dy_TD);
+    exchange_route_scores();
+  }
+  list_score_blocks();
+  received_scores_ = memory_.buffer_of<float>(buffer_name::kScoreReceive);
+  list_tasks(1, 1);
+  const BF16* received = received_rows();
+  pool_.run(static_cast<std::int64_t>(tasks_.size()),
+            [&](std::int64_t task, int) { gather_grad_h3_task(call, received, task); });
+}
+
+void CpuBackend::gather_grad_h3_task(const BackwardCall& call, const BF16* received,
+                                     std::int64_t task_idx) {
+  const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
+  const bool is_lean = setup_.config.activation_policy == ActivationPolicy::kLean;
+  for (std::int64_t row = task.first_row; row < task.first_row + task.num_rows; ++row) {
+    const BF16* dy = dispatched_row(call.dy_TD, received, row);
+    BF16* grad_h3 = grad_h3_.row(row);
+    if (is_lean) {
+      // Unscaled: the product of W2 comes before the score.
+      std::copy_n(dy, grad_h3_.width, grad_h3);
+      continue;
+    }
+    float& score = route_score(task.expert, row);
+    const float factor = score;
+    if (is_recomputed_) score = dot(grad_h3, dy, grad_h3_.width);  // h3 lies there
+    scale(dy, factor, grad_h3, grad_h3_.width);
+  }
+}
+
+}  // namespace distmoe::cpu

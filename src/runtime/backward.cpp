@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The backward sequence, written once for every backend.
+#include <optional>
+
+#include "core/check.hpp"
+#include "runtime/backward_check.hpp"
+#include "runtime/context_impl.hpp"
+
+namespace distmoe {
+namespace {
+
+/// Checks the arguments. A refusal is returned, not thrown: the peers must hear of it first.
+BackwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_index,
+                               const BackwardArguments& arguments, std::optional<Error>& refusal) {
+  try {
+    return check_backward_call(context, call_index, arguments);
+  } catch (const Error& error) {
+    refusal = Error(error.code(),
+                    concat("rank ", context.rank(), ", call ", call_index, ": ", error.what()));
+  }
+  BackwardCall refused;
+  refused.index = call_index;
+  refused.stream = arguments.options.stream;
+  return refused;
+}
+
+void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
+  context.run_call([&](Backend& backend, std::int64_t call_index) {
+    std::optional<Error> refusal;
+    const BackwardCall call = check_at_the_door(context, call_index, arguments, refusal);
+    backend.publish_backward(call, refusal);
+    context.note_call(call.index, call.num_tokens, call.ticket);
+    backend.carve_backward(call);
+    backend.restore_activations(call);
+    backend.dispatch_grad_h3(call);
+    backend.w2_dgrad(call);
+    backend.w2_wgrad(call);
+    backend.swiglu_backward(call);
+    backend.w13_wgrad(call);
+    backend.w13_dgrad_scatter(call);
+    backend.reduce_gradients(call);
+    backend.rewind(*call.ticket);
+    context.slots()->pop(*call.ticket);
+  });
+}
+
+}  // namespace
+
+void routed_experts_backward(Context& context, SavedForward&& saved, const TensorView& dy_TD,
+                             const ExpertWeights& weights, const RoutedGradients& gradients,
+                             const CallOptions& options) {
+  run_backward(context.impl(), {saved, dy_TD, weights, gradients, options});
+  saved = {};
+}
+
+}  // namespace distmoe

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: no bit of a gradient depends on the number of ranks, their threads, the split of the
+// tokens, the run, what else the context does, or whether the forward saved or is computed again.
+#include <gtest/gtest.h>
+
+#include "conformance/moe_gradients.hpp"
+
+namespace distmoe::conformance {
+namespace {
+
+class BackwardDeterminism : public testing::TestWithParam<MoeCase> {};
+INSTANTIATE_TEST_SUITE_P(Laws, BackwardDeterminism, testing::ValuesIn(training_cases()), case_name);
+
+constexpr MoeShape kShape{
+    .num_tokens = 61, .hidden_dim = 56, .intermediate_dim = 72, .num_experts = 11, .top_k = 5};
+
+MoeProblem problem_with_biases(std::uint64_t seed) {
+  MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, seed);
+  add_biases(problem, seed + 1);
+  return problem;
+}
+
+// reports: A90, A108: P = 1, 2, 3, 4 give the same gradients, no 1/R or R factor.
+TEST_P(BackwardDeterminism, RanksThreadsSplitsAndSavingChangeNoBit) {
+  const MoeProblem problem = problem_with_biases(430);
+  const std::vector<BF16> dy = make_dy(problem, 431);
+  for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
+    const GradientValues expected = run_backward(problem, dy, {}, {.policy = policy});
+    for (std::uint64_t seed = 0; seed < 3; ++seed) {
+      const TokenCounts counts = ragged_split(kShape.num_tokens, GetParam().ranks, seed);
+      for (const std::optional<double> factor :
+           {std::optional<double>(), std::optional(1.0 * GetParam().ranks)}) {
+        const BackwardForm form{.policy = policy, .slot_factor = factor};
+        EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), counts, form)),
+                  "")
+            << "split " << seed << (factor ? ", saved" : ", recomputed");
+      }
+    }
+  }
+}
+
+TEST_P(BackwardDeterminism, PerRankCombineChangesNoGradient) {
+  const MoeProblem problem = problem_with_biases(432);
+  const std::vector<BF16> dy = make_dy(problem, 433);
+  const BackwardForm form{.policy = ActivationPolicy::kLean};
+  const GradientValues expected = run_backward(problem, dy, {}, form);
+  MoeCase per_rank = GetParam();
+  per_rank.combine = Combine::kPerRank;
+  EXPECT_EQ(first_difference(expected, run_backward(problem, dy, per_rank, form)), "");
+}
+
+// reports: A87, A88, A89, A90: forty repeats on one context, other calls between them.
+TEST_P(BackwardDeterminism, FortyRepeatsAreBitwiseEqual) {
+  const MoeProblem problem = problem_with_biases(434);
+  MoeProblem other = problem;  // the same weights, fewer tokens
+  other.shape.num_tokens = 7;
+  const std::vector<BF16> dy = make_dy(problem, 435);
+  const MoeCase& moe_case = GetParam();
+  const TokenCounts counts = ragged_split(kShape.num_tokens, moe_case.ranks, 3);
+  const TokenCounts other_counts = even_split(7, moe_case.ranks);
+  const BackwardForm form{.slot_factor = 1.0 * moe_case.ranks};
+  const Config config = training_config(problem, moe_case, form, kShape.num_tokens);
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+    Context context = make_context(config, moe_case, communicator);
+    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+    const RankCall other_call = pack_rank(other, {}, other_counts, communicator->rank());
+    GradientValues first(problem);
+    for (int repeat = 0; repeat < 40; ++repeat) {
+      SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+      routed_experts(context, other_call.input, other_call.weights, other_call.y_view());
+      const RankGradients gradients(problem, dy, form, counts, communicator->rank());
+      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                              gradients.destinations());
+      GradientValues again(problem);
+      gradients.copy_to(again);
+      if (repeat == 0) first = again;
+      ASSERT_EQ(first_difference(first, again), "") << repeat;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace distmoe::conformance

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: a backward that breaks the contract on one rank is refused on every rank, with the
+// name of what is wrong; no byte of any destination changes, the forward stays live, and the right
+// call that follows gives the right gradients.
+#include <gtest/gtest.h>
+
+#include "conformance/moe_gradients.hpp"
+#include "conformance/moe_refusal.hpp"
+
+namespace distmoe::conformance {
+namespace {
+
+class BackwardMisuse : public testing::TestWithParam<MoeCase> {};
+INSTANTIATE_TEST_SUITE_P(Laws, BackwardMisuse, testing::ValuesIn(training_cases()), case_name);
+
+/// The arguments of one rank's backward, to be spoilt.
+struct BackwardArgs {
+  TensorView dy;
+  ExpertWeights weights;
+  RoutedGradients gradients;
+};
+
+struct BackwardMisuseCase {
+  std::string name;
+  std::function<void(BackwardArgs&)> spoil;
+  std::vector<std::string> words;
+};
+
+TensorView reshaped(TensorView view, std::initializer_list<std::int64_t> shape) {
+  return {view.data, view.dtype, shape, view.device};
+}
+
+TensorView with_dtype(TensorView view, DType dtype) {
+  view.dtype = dtype;
+  return view;
+}
+
+/// All misuses for a rank with at least two tokens and experts. D = 10, F = 6, K = 2.
+std::vector<BackwardMisuseCase> misuses() {
+  return {
+      {"dy of other tokens", [](auto& a) { a.dy.shape[0] += 1; }, {"dy must have shape"}},
+      {"dy of another width", [](auto& a) { a.dy.shape[1] = 9; }, {"dy must have shape", "10]"}},
+      {"dy in FP32", [](auto& a) { a.dy = with_dtype(a.dy, DType::kF32); }, {"dy must be bf16"}},
+      {"dy without memory", [](auto& a) { a.dy.data = nullptr; }, {"dy has a null data pointer"}},
+      {"dy by columns",
+       [](auto& a) {
+         a.dy.strides = {1, a.dy.shape[0]};
+       },
+       {"dy needs stride 1"}},
+      {"other weights", [](auto& a) { a.weights.w2_LDF.shape[2] = 5; }, {"w2 must have shape"}},
+      {"grad_x of another width",
+       [](auto& a) { a.gradients.grad_x_TD.shape[1] = 9; },
+       {"grad_x must have shape"}},
+      {"grad_x with overlapping rows",
+       [](auto& a) { a.gradients.grad_x_TD.strides[0] = 3; },
+       {"rows of grad_x overlap"}},
+      {"grad_scores of another type",
+       [](auto& a) {
+         a.gradients.grad_scores_TK = with_dtype(a.gradients.grad_scores_TK, DType::kBF16);
+       },
+       {"grad_scores must be f32"}},
+      {"grad_scores of another shape",
+       [](auto& a) { a.gradients.grad_scores_TK.shape[1] = 3; },
+       {"grad_scores must have shape"}},
+      {"grad_scores with gaps",
+       [](auto& a) { a.gradients.grad_scores_TK.strides[0] = 5; },
+       {"grad_scores must be contiguous"}},
+      {"grad_w13 of another shape",
+       [](auto& a) { a.gradients.grad_w13_L2FD.tensor.shape[1] = 11; },
+       {"grad_w13 must have shape", "12, 10]"}},
+      {"grad_w13 in FP16",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_w13_L2FD.tensor;
+         tensor = with_dtype(tensor, DType::kF16);
+       },
+       {"grad_w13 must be bf16 or f32"}},
+      {"grad_w13 transposed",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_w13_L2FD.tensor;
+         tensor.strides = {120, 1, 12};
+       },
+       {"grad_w13 must be contiguous", "strides"}},
+      {"grad_w2 of another shape",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_w2_LDF.tensor;
+         tensor = reshaped(tensor, {tensor.shape[0], 6, 10});
+       },
+       {"grad_w2 must have shape"}},
+      {"grad_w2 with gaps",
+       [](auto& a) { a.gradients.grad_w2_LDF.tensor.strides[0] += 1; },
+       {"grad_w2 must be contiguous"}},
+      {"grad_w2 without memory",
+       [](auto& a) { a.gradients.grad_w2_LDF.tensor.data = nullptr; },
+       {"grad_w2 has a null data pointer"}},
+      {"one place for both weights",
+       [](auto& a) { a.gradients.grad_w2_LDF.tensor.data = a.gradients.grad_w13_L2FD.tensor.data; },
+       {"overlap in memory"}},
+      {"grad_bias13 of another shape",
+       [](auto& a) { a.gradients.grad_bias13_L2F.tensor.shape[1] = 6; },
+       {"grad_bias13 must have shape"}},
+      {"grad_bias2 without bias2",
+       [](auto& a) { a.weights.bias2_LD = {}; },
+       {"grad_bias2 is asked for"}},
+  };
+}
+
+TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
+  const MoeCase& moe_case = GetParam();
+  MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
+                                     .hidden_dim = 10,
+                                     .intermediate_dim = 6,
+                                     .num_experts = 3L * moe_case.ranks,
+                                     .top_k = 2},
+                                    RoutePattern::kDistinct, 470);
+  add_biases(problem, 471);
+  const std::vector<BF16> dy = make_dy(problem, 472);
+  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
+  for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
+    const BackwardForm form{.accumulates = true, .initial = 0.5, .slot_factor = factor};
+    const GradientValues expected = run_backward(problem, dy, {}, form);
+    run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+      const int rank = communicator->rank();
+      Context context =
+          make_context(training_config(problem, moe_case, form, 5), moe_case, communicator);
+      const RankCall call = pack_rank(problem, {}, counts, rank);
+      SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+      const RankGradients gradients(problem, dy, form, counts, rank);
+      int spoiler = 0;
+      for (const BackwardMisuseCase& misuse : misuses()) {
+        SCOPED_TRACE(misuse.name);
+        BackwardArgs args{gradients.dy(), call.weights, gradients.destinations()};
+        if (rank == spoiler) misuse.spoil(args);
+        std::vector<std::string> words = misuse.words;
+        words.push_back("rank " + std::to_string(spoiler));
+        expect_error(outcome_of([&] {
+                       routed_experts_backward(context, std::move(saved), args.dy, args.weights,
+                                               args.gradients);
+                     }),
+                     ErrorCode::kInvalidArgument, words);
+        EXPECT_TRUE(gradients.is_untouched());
+        EXPECT_TRUE(saved.is_live());
+        spoiler = (spoiler + 1) % moe_case.ranks;
+      }
+      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                              gradients.destinations());
+      GradientValues actual = expected;
+      gradients.copy_to(actual);
+      EXPECT_EQ(first_difference(expected, actual), "");
+    });
+  }
+}
+
+/// A forward that cannot have its backward now, on every rank.
+TEST_P(BackwardMisuse, OfTheWrongForwardIsRefused) {
+  const MoeCase& moe_case = GetParam();
+  const MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
+                                           .hidden_dim = 10,
+                                           .intermediate_dim = 6,
+                                           .num_experts = 5,
+                                           .top_k = 2},
+                                          RoutePattern::kMixed, 473);
+  const std::vector<BF16> dy = make_dy(problem, 474);
+  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
+  const GradientValues expected = run_backward(problem, dy, {});
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+    Config config = training_config(problem, moe_case, {}, 5);
+    config.max_moe_layers_per_activation_slot = 2;
+    Context context = make_context(config, moe_case, communicator);
+    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+    const auto forward = [&] {
+      return saving_routed_experts(context, call.input, call.weights, call.y_view());
+    };
+    const RankGradients gradients(problem, dy, {}, counts, communicator->rank());
+    const auto backward = [&](SavedForward& saved) {
+      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                              gradients.destinations());
+    };
+    const auto expect_refused = [&](SavedForward& saved, const std::vector<std::string>& words) {
+      expect_error(outcome_of([&] { backward(saved); }), ErrorCode::kInvalidArgument, words);
+      EXPECT_TRUE(gradients.is_untouched());
+    };
+    SavedForward none;
+    expect_refused(none, {"of no forward"});
+    SavedForward bottom = forward();
+    SavedForward top = forward();
+    expect_refused(bottom, {"is not the last one", "layer 1 waits"});
+    EXPECT_TRUE(bottom.is_live());
+    SavedForward stale = std::move(bottom);
+    context.reset();
+    expect_refused(stale, {"before a reset()"});
+    expect_refused(top, {"before a reset()"});
+    SavedForward fresh = forward();
+    { const SavedForward unused = forward(); }
+    expect_refused(fresh, {"needs reset()"});
+    context.reset();
+    SavedForward last = forward();
+    backward(last);
+    GradientValues actual = expected;
+    gradients.copy_to(actual);
+    EXPECT_EQ(first_difference(expected, actual), "");
+    expect_error(outcome_of([&] { backward(last); }), ErrorCode::kInvalidArgument,
+                 {"had its backward already"});
+    SavedForward after = forward();
+    context.close();
+    expect_error(outcome_of([&] { backward(after); }), ErrorCode::kClosed, {"closed"});
+  });
+}
+
+TEST(BackwardOfOtherForwards, OnOneRankIsAMismatch) {
+  const MoeCase two{.ranks = 2};
+  const MoeProblem problem = make_problem(
+      {.num_tokens = 8, .hidden_dim = 10, .intermediate_dim = 6, .num_experts = 5, .top_k = 2},
+      RoutePattern::kMixed, 475);
+  const std::vector<BF16> dy = make_dy(problem, 476);
+  const TokenCounts counts = even_split(8, 2);
+  run_group(two, [&](const std::shared_ptr<Communicator>& communicator) {
+    Config config = training_config(problem, two, {}, 4);
+    config.num_activation_slots = 2;
+    Context context = make_context(config, two, communicator);
+    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+    std::vector<SavedForward> saved;
+    for (const std::int64_t slot : {0, 1}) {
+      context.select_activation_slot(slot, 1);
+      saved.push_back(saving_routed_experts(context, call.input, call.weights, call.y_view()));
+    }
+    const RankGradients gradients(problem, dy, {}, counts, communicator->rank());
+    SavedForward& mine = saved[static_cast<std::size_t>(communicator->rank())];
+    expect_error(outcome_of([&] {
+                   routed_experts_backward(context, std::move(mine), gradients.dy(), call.weights,
+                                           gradients.destinations());
+                 }),
+                 ErrorCode::kPeerMismatch, {"runs the backward of activation slot"});
+    EXPECT_TRUE(gradients.is_untouched());
+  });
+}
+
+}  // namespace
+}  // namespace distmoe::conformance

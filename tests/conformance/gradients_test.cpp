@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: every gradient is that of the numerics contract: within 1e-3 (relative 2-norm) of its
+// formulas with FP64 sums, and no further from the exact gradient than BF16 takes it; and how the
+// same values are handed over changes no bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "conformance/moe_gradients.hpp"
+
+namespace distmoe::conformance {
+namespace {
+
+constexpr double kRounding = 1e-3;  // of sums in FP32; one missing rounding to BF16 gives 1.6e-3
+constexpr double kExact = 6e-3;
+
+class Gradients : public testing::TestWithParam<MoeCase> {};
+INSTANTIATE_TEST_SUITE_P(Laws, Gradients, testing::ValuesIn(training_cases()), case_name);
+
+constexpr MoeShape kShape{
+    .num_tokens = 37, .hidden_dim = 48, .intermediate_dim = 40, .num_experts = 13, .top_k = 4};
+
+MoeProblem clamped(MoeProblem problem) {
+  problem.activation = Activation::kSwiGLUClamped;
+  problem.limit = 2.0;
+  return problem;
+}
+
+void expect_right(const MoeProblem& problem, const std::vector<BF16>& dy,
+                  const GradientValues& actual, bool is_lean = false) {
+  EXPECT_EQ(first_violation(problem, actual,
+                            gradient_oracle(problem, dy, Rounding::kContract, is_lean), kRounding),
+            "");
+  // The slope of a clamp jumps at its limit, where a rounding of h1 takes some elements across.
+  if (problem.activation == Activation::kSwiGLUClamped) return;
+  EXPECT_EQ(first_violation(problem, actual, gradient_oracle(problem, dy, Rounding::kNone), kExact),
+            "");
+}
+
+TEST_P(Gradients, OfPlainSwigluKeepToTheContract) {
+  const MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, 401);
+  const std::vector<BF16> dy = make_dy(problem, 402);
+  for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
+    const BackwardForm form{.policy = policy, .slot_factor = 1.0};
+    const bool is_lean = policy == ActivationPolicy::kLean;
+    expect_right(problem, dy, run_backward(problem, dy, GetParam(), form), is_lean);
+  }
+}
+
+TEST_P(Gradients, OfClampedSwigluWithBiasesKeepToTheContract) {
+  MoeProblem problem = clamped(make_problem(kShape, RoutePattern::kMixed, 403));
+  add_biases(problem, 404);
+  const std::vector<BF16> dy = make_dy(problem, 405);
+  const TokenCounts counts = ragged_split(kShape.num_tokens, GetParam().ranks, 4);
+  for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
+    const BackwardForm form{.policy = policy};
+    const bool is_lean = policy == ActivationPolicy::kLean;
+    expect_right(problem, dy, run_backward(problem, dy, GetParam(), counts, form), is_lean);
+  }
+}
+
+/// A backward that another activation's or a swapped weight's gradients satisfied would be no test.
+TEST(GradientOracles, TellOtherFormulasApart) {
+  MoeProblem problem = make_problem(kShape, RoutePattern::kDistinct, 406);
+  const std::vector<BF16> dy = make_dy(problem, 407);
+  const GradientValues actual = run_backward(problem, dy, {});
+  const GradientOracle right = gradient_oracle(problem, dy, Rounding::kContract);
+  EXPECT_EQ(first_violation(problem, actual, right, kRounding), "");
+  std::swap(problem.gate, problem.up);
+  EXPECT_NE(first_violation(problem, actual, gradient_oracle(problem, dy, Rounding::kContract),
+                            kRounding),
+            "");
+}
+
+/// Finite differences of the FP64 forward prove the oracle, element by element.
+TEST(GradientOracles, AreTheSlopesOfTheLoss) {
+  for (const bool is_clamped : {false, true}) {
+    MoeProblem problem = make_problem(
+        {.num_tokens = 3, .hidden_dim = 3, .intermediate_dim = 2, .num_experts = 3, .top_k = 2},
+        RoutePattern::kDistinct, 408);
+    add_biases(problem, 409);
+    if (is_clamped) problem = clamped(problem);
+    const std::vector<BF16> dy = make_dy(problem, 410);
+    const GradientOracle oracle = gradient_oracle(problem, dy, Rounding::kNone);
+    // BF16 moves by steps of at least 2^-8 of its value: take one step to either side.
+    const auto expect_slopes = [&](std::vector<BF16> MoeProblem::*member,
+                                   const std::vector<double>& gradient, const char* name) {
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        MoeProblem above = problem;
+        MoeProblem below = problem;
+        BF16& a = (above.*member)[i];
+        BF16& b = (below.*member)[i];
+        const double value = to_float(a);
+        a = to_bf16(value + std::abs(value) * 0x1p-7);
+        b = to_bf16(value - std::abs(value) * 0x1p-7);
+        const double step = to_float(a) - static_cast<double>(to_float(b));
+        const double slope = (loss_of(above, dy) - loss_of(below, dy)) / step;
+        EXPECT_NEAR(gradient[i], slope, 2e-3 * (1 + std::abs(slope))) << name << " " << i;
+      }
+    };
+    expect_slopes(&MoeProblem::x, oracle.x, "x");
+    expect_slopes(&MoeProblem::gate, oracle.gate, "gate");
+    expect_slopes(&MoeProblem::up, oracle.up, "up");
+    expect_slopes(&MoeProblem::down, oracle.down, "w2");
+    const auto expect_float_slopes = [&](std::vector<float> MoeProblem::*member,
+                                         const std::vector<double>& gradient, const char* name) {
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        MoeProblem above = problem;
+        MoeProblem below = problem;
+        (above.*member)[i] += 0x1p-10f;
+        (below.*member)[i] -= 0x1p-10f;
+        const double step = static_cast<double>((above.*member)[i]) - (below.*member)[i];
+        const double slope = (loss_of(above, dy) - loss_of(below, dy)) / step;
+        EXPECT_NEAR(gradient[i], slope, 1e-4 * (1 + std::abs(slope))) << name << " " << i;
+      }
+    };
+    expect_float_slopes(&MoeProblem::scores, oracle.scores, "score");
+    expect_float_slopes(&MoeProblem::gate_bias, oracle.gate_bias, "gate bias");
+    expect_float_slopes(&MoeProblem::up_bias, oracle.up_bias, "up bias");
+    expect_float_slopes(&MoeProblem::down_bias, oracle.down_bias, "bias2");
+  }
+}
+
+// reports: A91: a 2 x 2 x 2 layer against the differences of its own loss.
+TEST_P(Gradients, OfATinyLayerAreItsFiniteDifferences) {
+  const MoeProblem problem = make_problem(
+      {.num_tokens = 2, .hidden_dim = 2, .intermediate_dim = 2, .num_experts = 2, .top_k = 2},
+      RoutePattern::kDistinct, 411);
+  const std::vector<BF16> dy = make_dy(problem, 412);
+  const GradientValues actual = run_backward(problem, dy, GetParam());
+  for (std::size_t i = 0; i < problem.x.size(); ++i) {
+    MoeProblem above = problem;
+    MoeProblem below = problem;
+    const double value = to_float(problem.x[i]);
+    above.x[i] = to_bf16(value + 0x1p-5);
+    below.x[i] = to_bf16(value - 0x1p-5);
+    const double step = to_float(above.x[i]) - static_cast<double>(to_float(below.x[i]));
+    const double slope = (loss_of(above, dy) - loss_of(below, dy)) / step;
+    EXPECT_NEAR(actual.x[i], slope, 0.02 * (1 + std::abs(slope))) << i;
+  }
+}
+
+// reports: A33, A34, A37, A117
+TEST_P(Gradients, FormsOfTheSameValuesGiveTheSameBits) {
+  MoeProblem problem = clamped(make_problem(kShape, RoutePattern::kMixed, 413));
+  add_biases(problem, 414);
+  problem.round_scores();
+  problem.round_biases();
+  const std::vector<BF16> dy = make_dy(problem, 415);
+  const TokenCounts counts = ragged_split(kShape.num_tokens, GetParam().ranks, 9);
+  const BackwardForm plain{.slot_factor = 1.0};
+  const GradientValues expected = run_backward(problem, dy, GetParam(), counts, plain);
+  for (const W13Form w13 : {W13Form::kConcatenated, W13Form::kInterleaved, W13Form::kHalves}) {
+    for (const bool is_strided : {false, true}) {
+      const BackwardForm form{
+          .call = {.id_dtype = is_strided ? DType::kI32 : DType::kI64,
+                   .bias_dtype = is_strided ? DType::kBF16 : DType::kF32,
+                   .w13 = w13,
+                   .is_strided = is_strided},
+          .slot_factor = is_strided ? std::optional<double>() : std::optional(1.0)};
+      EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), counts, form)), "")
+          << "w13 form " << static_cast<int>(w13) << (is_strided ? ", strided" : "");
+    }
+  }
+}
+
+TEST_P(Gradients, OfBF16ScoresAndWeightsAreTheRoundedOnes) {
+  MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, 416);
+  add_biases(problem, 417);
+  problem.round_scores();
+  const std::vector<BF16> dy = make_dy(problem, 418);
+  GradientValues expected = run_backward(problem, dy, GetParam());
+  for (auto* values : {&expected.scores, &expected.gate, &expected.up, &expected.down,
+                       &expected.gate_bias, &expected.up_bias, &expected.down_bias}) {
+    for (float& value : *values) value = to_float(to_bf16(value));
+  }
+  const BackwardForm form{.call = {.score_dtype = DType::kBF16}, .wgrad_dtype = DType::kBF16};
+  EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
+}
+
+}  // namespace
+}  // namespace distmoe::conformance

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs forward and backward of a problem on a case and brings the gradients of all ranks together,
+// in the canonical form of the problem.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "conformance/gradient_oracle.hpp"
+#include "conformance/moe_runner.hpp"
+#include "distmoe/routed_experts_backward.hpp"
+
+namespace distmoe::conformance {
+
+/// Every gradient of the group as FP32, which holds BF16 exactly. Shapes as in GradientOracle.
+struct GradientValues {
+  std::vector<float> x, scores, gate, up, down, gate_bias, up_bias, down_bias;
+
+  explicit GradientValues(const MoeProblem& problem);
+};
+
+/// Where two results differ bit by bit, with the name of the gradient; empty where they are equal.
+std::string first_difference(const GradientValues& expected, const GradientValues& actual);
+
+/// The gradients that are further than `tolerance` from the oracle, as relative 2-norms; empty
+/// where none is. Biases count where the problem has them.
+std::string first_violation(const MoeProblem& problem, const GradientValues& actual,
+                            const GradientOracle& oracle, double tolerance);
+
+/// How a backward is asked.
+struct BackwardForm {
+  CallForm call{};
+  DType wgrad_dtype = DType::kF32;
+  bool accumulates = false;
+  double initial = 0.0;  ///< what is in an accumulated destination before; others hold NaN
+  ActivationPolicy policy = ActivationPolicy::kFull;
+  std::optional<double> slot_factor{};  ///< none recomputes
+};
+
+/// A training configuration for the problem.
+Config training_config(const MoeProblem& problem, const MoeCase& moe_case, const BackwardForm& form,
+                       std::int64_t max_tokens);
+
+/// The memory of one rank's dy and gradients.
+class RankGradients {
+ public:
+  RankGradients(const MoeProblem& problem, const std::vector<BF16>& dy, const BackwardForm& form,
+                const TokenCounts& counts, int rank);
+  TensorView dy() const { return dy_.view(); }
+  RoutedGradients destinations() const;
+  /// Into the place of this rank in `all`.
+  void copy_to(GradientValues& all) const;
+  /// Whether every destination still holds what it held at first.
+  bool is_untouched() const;
+
+ private:
+  const MoeProblem& problem_;
+  BackwardForm form_;
+  Range tokens_;
+  Range experts_;
+  PackedTensor dy_, x_, scores_, w13_, w2_, bias13_, bias2_;
+  std::vector<std::vector<std::byte>> initial_;
+};
+
+/// Creates a context, runs forward and backward once. The gradients of every rank.
+GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& dy,
+                            const MoeCase& moe_case, const TokenCounts& counts,
+                            const BackwardForm& form = {});
+GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& dy,
+                            const MoeCase& moe_case, const BackwardForm& form = {});
+
+}  // namespace distmoe::conformance
