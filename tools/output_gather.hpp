@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Brings the output tokens of all ranks into the first rank's file, a piece at a time.
+// Brings the outputs of all ranks into the first rank's file, a piece at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +16,20 @@
 
 namespace distmoe::tools {
 
+/// A tensor whose first extent the ranks share: rank r has parts[r] of it.
+struct OutputTensor {
+  TensorEntry entry;  ///< of all ranks
+  std::vector<std::int64_t> parts;
+  std::span<const std::byte> own;
+};
+
 class OutputGather {
  public:
-  /// Collective. Rank r brings `own`: its tokens_per_rank[r] rows of y, BF16 [.., hidden_dim], and
-  /// of y2, y3, ... where there are more outputs. The first rank writes them to a temporary file
-  /// beside `path`; what it cannot write is kept as failure(), since the peers send all the same.
+  /// Collective; entries and parts are the same on every rank. The first rank writes the tensors to
+  /// a temporary file beside `path`; what it cannot write is kept as failure(), since the peers
+  /// send all the same.
   void run(RankGroup& group, const std::filesystem::path& path,
-           const std::vector<std::int64_t>& tokens_per_rank, std::int64_t hidden_dim,
-           std::span<const std::span<const std::byte>> own);
+           std::span<const OutputTensor> tensors);
 
   /// On the first rank: the file appears under its name, or failure() says why not. Nothing to do
   /// elsewhere.
@@ -33,8 +39,7 @@ class OutputGather {
   void discard() { file_.reset(); }
 
  private:
-  void gather(RankGroup& group, const std::vector<std::int64_t>& tokens_per_rank,
-              std::int64_t hidden_dim, std::span<const std::byte> own);
+  void gather(RankGroup& group, const OutputTensor& tensor);
   /// Runs `step` unless an earlier one failed.
   void write(const std::function<void()>& step);
 

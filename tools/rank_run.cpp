@@ -31,6 +31,7 @@
 #include "report.hpp"
 #include "standard_output.hpp"
 #include "token_split.hpp"
+#include "training_run.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -55,6 +56,8 @@ struct RankFacts {
   std::int64_t peak_bytes = 0;
   std::int64_t weight_bytes = 0;
   std::int64_t repeat_bitwise_equal = 1;
+  std::int64_t device_scratch_peak_bytes = 0;
+  std::int64_t host_scratch_peak_bytes = 0;
 };
 
 /// An input and what this rank's calls make of it.
@@ -103,6 +106,10 @@ class RankRun {
   RankFacts facts() const;
   RunReport make_report(const std::vector<RankFacts>& facts,
                         std::vector<double> call_seconds) const;
+  void add_training(RunReport& report, const std::vector<RankFacts>& facts) const;
+  std::vector<std::int64_t> gather_slot_peaks();
+  std::vector<OutputTensor> outputs() const;
+  void check_options() const;
   void print(const RunReport& report) const;
   Failure judge(const RunReport& report) const;
 
@@ -123,24 +130,37 @@ class RankRun {
   LoadedExperts experts_;
   std::unique_ptr<Context> context_;
   std::unique_ptr<DeviceCall> call_;
+  std::unique_ptr<TrainingRun> training_;  ///< with --train
+  std::vector<std::int64_t> slot_peaks_;   ///< of the rank with most, with --train
   std::vector<double> call_seconds_;
   bool repeat_bitwise_equal_ = true;
   OutputGather output_;
 };
 
-void RankRun::prepare() {
-  const int size = group_.size();
-  DISTMOE_CHECK(!options_.ranks || *options_.ranks == size, kInvalidArgument, "--ranks is ",
-                options_.ranks.value_or(0), ", but the launcher started ", size, " ranks");
+void RankRun::check_options() const {
+  DISTMOE_CHECK(!options_.ranks || *options_.ranks == group_.size(), kInvalidArgument,
+                "--ranks is ", options_.ranks.value_or(0), ", but the launcher started ",
+                group_.size(), " ranks");
   DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
                 "--graph captures a CUDA graph: it needs --backend cuda");
-  DISTMOE_CHECK(options_.backend == BackendKind::kCpu || size == 1 ||
+  DISTMOE_CHECK(options_.backend == BackendKind::kCpu || group_.size() == 1 ||
                     options_.engine == Engine::kThreads || options_.engine == Engine::kNccl,
                 kInvalidArgument,
                 "--backend cuda runs several ranks with --engine nccl (a process ",
                 "for each GPU) or threads, not with --engine ", to_string(options_.engine));
   DISTMOE_CHECK(options_.num_calls() >= options_.num_inputs(), kInvalidArgument,
                 "--input2 needs --repeat 2 or more, got ", options_.num_calls());
+  const TrainOptions& train = options_.train;
+  DISTMOE_CHECK(train.is_on || train.first_given.empty(), kInvalidArgument, train.first_given,
+                " is an option of training: it needs --train");
+  DISTMOE_CHECK(!train.is_on || (!options_.graph && options_.input2.empty()), kInvalidArgument,
+                "--train runs one input without a graph: --graph and --input2 are not for it");
+  DISTMOE_CHECK(!train.is_on || options_.backend == BackendKind::kCpu, kUnsupported,
+                "--train runs on the CPU: the CUDA backend of this version has no backward");
+}
+
+void RankRun::prepare() {
+  check_options();
   progress_.show("reading the checkpoint");
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
   if (group_.is_first() && !options_.output.empty()) {
@@ -151,8 +171,9 @@ void RankRun::prepare() {
   }
   open_inputs();
   const LayerShape& shape = checkpoint_->shape();
-  tokens_per_rank_ = split_tokens(inputs_[0].file.num_tokens(), size, options_.tokens_per_rank);
-  experts_per_rank_ = split_evenly(shape.num_experts, size);
+  tokens_per_rank_ =
+      split_tokens(inputs_[0].file.num_tokens(), group_.size(), options_.tokens_per_rank);
+  experts_per_rank_ = split_evenly(shape.num_experts, group_.size());
   progress_.show("loading experts");
   experts_ =
       checkpoint_->load_experts(options_.layer, first_of_part(experts_per_rank_, group_.rank()),
@@ -162,6 +183,13 @@ void RankRun::prepare() {
         static_cast<std::size_t>(checked_product(own_tokens(), shape.hidden_dim, kBF16Bytes)),
         "the output");
   }
+  if (!options_.train.is_on) return;
+  const TensorView& dy = inputs_[0].file.dy();
+  const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
+  training_ = std::make_unique<TrainingRun>(
+      options_.train, shape, experts_,
+      RankParts{tokens_per_rank_, experts_per_rank_, group_.rank()}, own_input(inputs_[0]),
+      dy.is_given() ? rows_of(dy, first, own_tokens()) : TensorView{});
 }
 
 void RankRun::open_inputs() {
@@ -199,6 +227,12 @@ std::string RankRun::settings() const {
     text += concat(", input of ", input.file.num_tokens(), " tokens ",
                    input.file.y_ref().is_given() ? "with" : "without", " reference");
   }
+  if (training_) {
+    const TrainOptions& train = options_.train;
+    text += concat(", --train --microbatches ", train.num_microbatches,
+                   train.accumulates ? " --accumulate" : "",
+                   inputs_[0].file.dy().is_given() ? " with" : " without", " dy");
+  }
   text += ", tokens per rank";
   for (const std::int64_t tokens : tokens_per_rank_) text += concat(" ", tokens);
   return text;
@@ -225,6 +259,7 @@ Config RankRun::make_config() const {
   config.inference = true;
   config.combine = options_.combine;
   config.timeout = options_.timeout;
+  if (training_) training_->configure(config);
   return config;
 }
 
@@ -258,10 +293,19 @@ void RankRun::make_calls() {
     if (inputs_.size() > 1) call_->bring(own_input(input), y(input));
     group_.barrier();
     const auto begin = Clock::now();
-    call_->run(*context_);
+    if (training_) {
+      training_->run(*context_, y(input));
+    } else {
+      call_->run(*context_);
+    }
     call_seconds_.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     call_->fetch_y();
-    const Digest digest = digest_of({input.y.data(), input.y.num_bytes()});
+    Digest digest = digest_of({input.y.data(), input.y.num_bytes()});
+    if (training_) {
+      const std::array<Digest, 2> both{digest, training_->digest()};
+      digest = digest_of(std::as_bytes(std::span(both)));
+      repeat_bitwise_equal_ = repeat_bitwise_equal_ && training_->is_repeatable();
+    }
     if (!input.first_digest) input.first_digest = digest;
     repeat_bitwise_equal_ = repeat_bitwise_equal_ && digest == *input.first_digest;
   }
@@ -281,6 +325,11 @@ RankFacts RankRun::facts() const {
       static_cast<std::int64_t>(experts_.w13.num_bytes() + experts_.w2.num_bytes() +
                                 experts_.bias13.num_bytes() + experts_.bias2.num_bytes());
   facts.repeat_bitwise_equal = repeat_bitwise_equal_ ? 1 : 0;
+  if (training_) {
+    const RegionPeaks peaks = context_->region_peaks();
+    facts.device_scratch_peak_bytes = peaks.device_scratch_bytes;
+    facts.host_scratch_peak_bytes = peaks.host_scratch_bytes;
+  }
   return facts;
 }
 
@@ -319,7 +368,49 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.comparison = comparison_of(0);
   report.has_input2 = inputs_.size() > 1;
   report.comparison2 = comparison_of(1);
+  if (training_) add_training(report, facts);
   return report;
+}
+
+void RankRun::add_training(RunReport& report, const std::vector<RankFacts>& facts) const {
+  TrainingReport training{.num_forwards = options_.train.num_forwards(),
+                          .num_recomputed = training_->num_recomputed(),
+                          .peaks = {.slot_bytes = slot_peaks_}};
+  for (const RankFacts& rank : facts) {
+    RegionPeaks& peaks = training.peaks;
+    peaks.device_scratch_bytes =
+        std::max(peaks.device_scratch_bytes, rank.device_scratch_peak_bytes);
+    peaks.host_scratch_bytes = std::max(peaks.host_scratch_bytes, rank.host_scratch_peak_bytes);
+  }
+  report.training = training;
+}
+
+/// Collective: of every slot the largest peak of a rank.
+std::vector<std::int64_t> RankRun::gather_slot_peaks() {
+  const std::vector<std::int64_t> own = context_->region_peaks().slot_bytes;
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group_.size()));
+  group_.all_gather_bytes(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
+  std::vector<std::int64_t> most(own.size());
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    most[i % own.size()] = std::max(most[i % own.size()], all[i]);
+  }
+  return most;
+}
+
+std::vector<OutputTensor> RankRun::outputs() const {
+  std::vector<OutputTensor> outputs;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    OutputTensor output;
+    output.entry.name = i == 0 ? "y" : concat("y", i + 1);
+    output.entry.shape = {inputs_[i].file.num_tokens(), checkpoint_->shape().hidden_dim};
+    output.parts = tokens_per_rank_;
+    output.own = {inputs_[i].y.data(), inputs_[i].y.num_bytes()};
+    outputs.push_back(std::move(output));
+  }
+  if (training_) {
+    for (OutputTensor& gradient : training_->outputs()) outputs.push_back(std::move(gradient));
+  }
+  return outputs;
 }
 
 void RankRun::print(const RunReport& report) const {
@@ -333,13 +424,8 @@ void RankRun::print(const RunReport& report) const {
 }
 
 Failure RankRun::finish() {
-  if (!options_.output.empty()) {
-    std::vector<std::span<const std::byte>> outputs;
-    outputs.reserve(inputs_.size());
-    for (const InputRun& input : inputs_) outputs.push_back({input.y.data(), input.y.num_bytes()});
-    output_.run(group_, options_.output, tokens_per_rank_, checkpoint_->shape().hidden_dim,
-                outputs);
-  }
+  if (!options_.output.empty()) output_.run(group_, options_.output, outputs());
+  if (training_) slot_peaks_ = gather_slot_peaks();
   const std::vector<RankFacts> all_facts = group_.all_gather(facts());
   const std::size_t num_calls = call_seconds_.size();
   std::vector<double> seconds(num_calls * static_cast<std::size_t>(group_.size()));

@@ -117,6 +117,14 @@ std::string json_of(const RunReport& report) {
       {"repeat_bitwise_equal", report.repeat_bitwise_equal},
   });
   if (report.has_input2) add_distances(object, "_input2", report.comparison2);
+  if (report.training) {
+    const RegionPeaks& peaks = report.training->peaks;
+    object["forwards"] = report.training->num_forwards;
+    object["recomputed_layers"] = report.training->num_recomputed;
+    object["slot_peak_bytes"] = peaks.slot_bytes;
+    object["device_scratch_peak_bytes"] = peaks.device_scratch_bytes;
+    object["host_scratch_peak_bytes"] = peaks.host_scratch_bytes;
+  }
   // NOTE: a path need not be UTF-8; what is not is replaced, since JSON cannot hold it.
   return object.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
 }
@@ -142,6 +150,14 @@ std::string text_of(const RunReport& report) {
   }
   if (report.comparison2) {
     lines.add("of --input2", distance_text(report.comparison2->rel_l2), " relative L2");
+  }
+  if (report.training) {
+    const RegionPeaks& peaks = report.training->peaks;
+    lines.add("training", report.training->num_forwards, " forwards and backwards a run, ",
+              report.training->num_recomputed, " computed again");
+    lines.add("slot peaks", list_of(peaks.slot_bytes), " B");
+    lines.add("scratch peaks", peaks.device_scratch_bytes, " B on the device, ",
+              peaks.host_scratch_bytes, " B on the host");
   }
   lines.add("seconds", std::setprecision(4), median_of(report.call_seconds), " (median of ",
             report.call_seconds.size(), ")");

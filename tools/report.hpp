@@ -13,6 +13,13 @@
 
 namespace distmoe::tools {
 
+/// Of --train.
+struct TrainingReport {
+  std::int64_t num_forwards = 0;    ///< of one run, and as many backwards
+  std::int64_t num_recomputed = 0;  ///< of them
+  RegionPeaks peaks;                ///< of the rank with most
+};
+
 struct RunReport {
   std::string checkpoint;
   std::string architecture;
@@ -36,6 +43,7 @@ struct RunReport {
   std::int64_t peak_bytes = 0;
   std::int64_t weight_bytes = 0;  ///< of the rank with most experts
   bool repeat_bitwise_equal = true;
+  std::optional<TrainingReport> training;
   MemoryPlan plan;
 };
 

@@ -27,6 +27,8 @@ constexpr const char* kFooter =
     "  distmoe run --checkpoint testdata/qwen3moe --layer 0\n"
     "  distmoe run --checkpoint testdata/gptoss --layer 1 --ranks 4 --repeat 5 --stats\n"
     "  distmoe run --checkpoint DIR --layer 0 --tokens-per-rank 500,0,12 --output y.safetensors\n"
+    "  distmoe run --checkpoint DIR --layer 0 --train --slot-factor 1 --output "
+    "gradients.safetensors\n"
     "  mpirun -n 4 distmoe run --checkpoint DIR --layer 0 --engine mpi --json\n"
     "  torchrun --no-python --nproc-per-node 2 distmoe run --checkpoint DIR --layer 0 "
     "--backend cuda\n    --engine nccl\n";
@@ -58,7 +60,8 @@ void add_what_to_run(CLI::App& app, RunOptions& options) {
       "A second input of the same T and K: calls alternate between the two, and --output writes "
       "y and y2",
       [&](const std::string& text) { options.input2 = parse_path("--input2", text); });
-  add(app, "--output", "FILE", "Write y as BF16 [T, D] in input order (safetensors)",
+  add(app, "--output", "FILE",
+      "Write y as BF16 [T, D] in input order (safetensors); with --train the gradients too",
       [&](const std::string& text) { options.output = parse_path("--output", text); });
   add(app, "--tolerance", "X", "Largest relative L2 distance to y_ref that is a success [8e-3]",
       [&](const std::string& text) {
@@ -147,6 +150,7 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.footer(kFooter);
   add_what_to_run(app, options);
   add_where_to_run(app, options);
+  add_train_options(app, options.train);
   app.add_flag("--stats", options.stats,
                "Also print times, rows and memory in detail (to stderr with --json)");
   app.add_flag("--json", options.json, "Print one JSON object on stdout and nothing else");

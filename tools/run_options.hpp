@@ -12,6 +12,7 @@
 
 #include "distmoe/config.hpp"
 #include "distmoe/memory_plan.hpp"
+#include "train_options.hpp"
 
 namespace CLI {
 class App;
@@ -54,6 +55,7 @@ struct RunOptions {
   double tolerance = kDefaultTolerance;
   std::optional<int> repeat;  ///< empty: one call an input
   bool graph = false;
+  TrainOptions train;
   bool stats = false;
   bool json = false;
 

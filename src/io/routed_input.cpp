@@ -82,17 +82,20 @@ RoutedInputFile RoutedInputFile::open(const std::filesystem::path& path, std::in
   const StoredTensor& scores =
       reader.get("topk_scores", {DType::kF32, DType::kBF16}, "F32 or BF16 [T, K]");
   const StoredTensor* y_ref = reader.find("y_ref", {DType::kF32}, "F32 [T, D]");
+  const StoredTensor* dy = reader.find("dy", {DType::kBF16}, "BF16 [T, D]");
   reader.check_shape(ids, x, 0);
   reader.check_shape(scores, x, 0);
   reader.check_shape(scores, ids, 1);
-  if (y_ref != nullptr) {
-    reader.check_shape(*y_ref, x, 0);
-    reader.check_shape(*y_ref, x, 1);
+  for (const StoredTensor* rows : {y_ref, dy}) {
+    if (rows == nullptr) continue;
+    reader.check_shape(*rows, x, 0);
+    reader.check_shape(*rows, x, 1);
   }
   result.input_.x_TD = view_of(x, result.realigned_);
   result.input_.topk_ids_TK = view_of(ids, result.realigned_);
   result.input_.topk_scores_TK = view_of(scores, result.realigned_);
   if (y_ref != nullptr) result.y_ref_ = view_of(*y_ref, result.realigned_);
+  if (dy != nullptr) result.dy_ = view_of(*dy, result.realigned_);
   return result;
 }
 

@@ -15,8 +15,9 @@ namespace distmoe {
 
 /// The input of one layer's experts, captured in a safetensors file: `layerN.x` BF16 [T, D],
 /// `layerN.topk_ids` I32 or I64 [T, K], `layerN.topk_scores` F32 or BF16 [T, K] and, optionally,
-/// `layerN.y_ref` F32 [T, D]. Where the file has none of layer N's tensors, the same names without
-/// the prefix are read. Ids are not looked at: the library checks them at its door.
+/// `layerN.y_ref` F32 [T, D] and `layerN.dy` BF16 [T, D]. Where the file has none of layer N's
+/// tensors, the same names without the prefix are read. Ids are not looked at: the library checks
+/// them at its door.
 class RoutedInputFile {
  public:
   /// Throws io for a file that cannot be read or understood, invalid_argument where a tensor is
@@ -27,6 +28,9 @@ class RoutedInputFile {
   const RoutedInput& input() const noexcept { return input_; }
   /// F32 [T, D]; `is_given()` is false where the file has no reference.
   const TensorView& y_ref() const noexcept { return y_ref_; }
+
+  /// The gradient of y, BF16 [T, D]; `is_given()` is false where the file has none.
+  const TensorView& dy() const noexcept { return dy_; }
 
   std::int64_t num_tokens() const noexcept { return input_.x_TD.shape[0]; }
   std::int64_t hidden_dim() const noexcept { return input_.x_TD.shape[1]; }
@@ -39,6 +43,7 @@ class RoutedInputFile {
   std::vector<TensorStorage> realigned_;  ///< copies of what the file stores at odd addresses
   RoutedInput input_;
   TensorView y_ref_;
+  TensorView dy_;
 };
 
 }  // namespace distmoe

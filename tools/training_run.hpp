@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// One rank's part of `distmoe run --train`: dy, gradients, and the schedule of forwards and
+// backwards over activation slots.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "digest.hpp"
+#include "distmoe/context.hpp"
+#include "distmoe/routed_experts_backward.hpp"
+#include "io/checkpoint.hpp"
+#include "io/tensor_storage.hpp"
+#include "output_gather.hpp"
+#include "train_options.hpp"
+
+namespace distmoe::tools {
+
+/// The parts of all ranks, which a rank's tensors are pieces of.
+struct RankParts {
+  std::vector<std::int64_t> tokens;   ///< of every rank
+  std::vector<std::int64_t> experts;  ///< of every rank
+  int rank = 0;
+
+  std::int64_t own_tokens() const { return tokens[static_cast<std::size_t>(rank)]; }
+  std::int64_t own_experts() const { return experts[static_cast<std::size_t>(rank)]; }
+};
+
+class TrainingRun {
+ public:
+  /// `input` and `dy_TD` are this rank's; without a `dy_TD` it is made: see pseudo_random_dy().
+  TrainingRun(const TrainOptions& options, const LayerShape& shape, const LoadedExperts& experts,
+              const RankParts& parts, const RoutedInput& input, const TensorView& dy_TD);
+
+  /// The training part of a configuration.
+  void configure(Config& config) const;
+  /// Every forward and backward of one run. Collective.
+  void run(Context& context, const TensorView& y_TD);
+  /// Of all gradients, after run().
+  Digest digest() const;
+  /// Layers of the last run that kept their input alone.
+  std::int64_t num_recomputed() const { return num_recomputed_; }
+  /// False where two backwards, of this run or of earlier ones, gave other gradients of x or
+  /// scores.
+  bool is_repeatable() const { return is_repeatable_; }
+  /// dy and the gradients, in the order of the file.
+  std::vector<OutputTensor> outputs() const;
+
+ private:
+  /// One tensor of a gradient, and how the ranks share it.
+  struct Gradient {
+    TensorEntry entry;  ///< of all ranks: the first extent is tokens or experts
+    std::vector<std::int64_t> parts;
+    TensorStorage storage;
+    TensorView view;  ///< this rank's
+  };
+  Gradient make(const char* name, DType dtype, const std::vector<std::int64_t>& parts,
+                std::vector<std::int64_t> extents) const;
+  void forward(Context& context, const TensorView& y_TD, std::vector<SavedForward>& slot);
+  void backward(Context& context, std::vector<SavedForward>& slot);
+
+  TrainOptions options_;
+  const LoadedExperts& experts_;
+  RankParts parts_;
+  RoutedInput input_;
+  Gradient dy_;
+  Gradient x_;
+  Gradient scores_;
+  Gradient w13_;
+  Gradient w2_;
+  Gradient bias13_;  ///< not given where the layer has no biases
+  Gradient bias2_;
+  std::int64_t num_recomputed_ = 0;
+  bool has_first_ = false;
+  Digest first_;  ///< of the gradients of x and scores
+  bool is_repeatable_ = true;
+};
+
+/// dy of tokens [first, first + count): uniform in [-1, 1) from a hash of the element's index in
+/// [T, D], rounded to BF16, so that it depends on no rank.
+void pseudo_random_dy(std::int64_t first, std::int64_t count, std::int64_t hidden_dim,
+                      std::span<std::byte> out);
+
+}  // namespace distmoe::tools
