@@ -58,6 +58,7 @@ struct RankFacts {
   std::int64_t repeat_bitwise_equal = 1;
   std::int64_t device_scratch_peak_bytes = 0;
   std::int64_t host_scratch_peak_bytes = 0;
+  std::array<std::int64_t, 3> clip_counts{};
 };
 
 /// An input and what this rank's calls make of it.
@@ -110,6 +111,10 @@ class RankRun {
   std::vector<std::int64_t> gather_slot_peaks();
   std::vector<OutputTensor> outputs() const;
   void check_options() const;
+  /// The reference is of the layer without a norm.
+  bool has_reference(const InputRun& input) const {
+    return input.file.y_ref().is_given() && !options_.train.norm_eps;
+  }
   void print(const RunReport& report) const;
   Failure judge(const RunReport& report) const;
 
@@ -231,6 +236,8 @@ std::string RankRun::settings() const {
     const TrainOptions& train = options_.train;
     text += concat(", --train --microbatches ", train.num_microbatches,
                    train.accumulates ? " --accumulate" : "",
+                   train.norm_eps ? concat(" --rmsnorm ", *train.norm_eps) : "",
+                   train.clip_limit ? concat(" --clip-limit ", *train.clip_limit) : "",
                    inputs_[0].file.dy().is_given() ? " with" : " without", " dy");
   }
   text += ", tokens per rank";
@@ -315,7 +322,7 @@ RankFacts RankRun::facts() const {
   RankFacts facts;
   for (std::size_t i = 0; i < inputs_.size(); ++i) {
     const TensorView& y_ref = inputs_[i].file.y_ref();
-    if (!y_ref.is_given()) continue;
+    if (!has_reference(inputs_[i])) continue;
     const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
     facts.sums[i].add(y(inputs_[i]), rows_of(y_ref, first, own_tokens()));
   }
@@ -329,6 +336,7 @@ RankFacts RankRun::facts() const {
     const RegionPeaks peaks = context_->region_peaks();
     facts.device_scratch_peak_bytes = peaks.device_scratch_bytes;
     facts.host_scratch_peak_bytes = peaks.host_scratch_bytes;
+    facts.clip_counts = training_->clip_counts();
   }
   return facts;
 }
@@ -362,7 +370,7 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
     report.repeat_bitwise_equal &= rank.repeat_bitwise_equal != 0;
   }
   const auto comparison_of = [&](std::size_t i) -> std::optional<Comparison> {
-    if (i >= inputs_.size() || !inputs_[i].file.y_ref().is_given()) return std::nullopt;
+    if (i >= inputs_.size() || !has_reference(inputs_[i])) return std::nullopt;
     return sums[i].result();
   };
   report.comparison = comparison_of(0);
@@ -376,11 +384,15 @@ void RankRun::add_training(RunReport& report, const std::vector<RankFacts>& fact
   TrainingReport training{.num_forwards = options_.train.num_forwards(),
                           .num_recomputed = training_->num_recomputed(),
                           .peaks = {.slot_bytes = slot_peaks_}};
+  if (options_.train.clip_limit) training.clip_counts.emplace();
   for (const RankFacts& rank : facts) {
     RegionPeaks& peaks = training.peaks;
     peaks.device_scratch_bytes =
         std::max(peaks.device_scratch_bytes, rank.device_scratch_peak_bytes);
     peaks.host_scratch_bytes = std::max(peaks.host_scratch_bytes, rank.host_scratch_peak_bytes);
+    for (std::size_t i = 0; training.clip_counts && i < rank.clip_counts.size(); ++i) {
+      (*training.clip_counts)[i] += rank.clip_counts[i];
+    }
   }
   report.training = training;
 }

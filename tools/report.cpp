@@ -124,6 +124,10 @@ std::string json_of(const RunReport& report) {
     object["slot_peak_bytes"] = peaks.slot_bytes;
     object["device_scratch_peak_bytes"] = peaks.device_scratch_bytes;
     object["host_scratch_peak_bytes"] = peaks.host_scratch_bytes;
+    if (report.training->clip_counts) {
+      const auto& counts = *report.training->clip_counts;
+      object["clip_counts"] = {{"gate", counts[0]}, {"up", counts[1]}, {"elements", counts[2]}};
+    }
   }
   // NOTE: a path need not be UTF-8; what is not is replaced, since JSON cannot hold it.
   return object.dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
@@ -158,6 +162,11 @@ std::string text_of(const RunReport& report) {
     lines.add("slot peaks", list_of(peaks.slot_bytes), " B");
     lines.add("scratch peaks", peaks.device_scratch_bytes, " B on the device, ",
               peaks.host_scratch_bytes, " B on the host");
+    if (report.training->clip_counts) {
+      const auto& counts = *report.training->clip_counts;
+      lines.add("above the limit", counts[0], " gate and ", counts[1], " up activations of ",
+                counts[2]);
+    }
   }
   lines.add("seconds", std::setprecision(4), median_of(report.call_seconds), " (median of ",
             report.call_seconds.size(), ")");

@@ -3,6 +3,7 @@
 // What `distmoe run` says about a run. docs/command-line.md defines every value.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,6 +19,8 @@ struct TrainingReport {
   std::int64_t num_forwards = 0;    ///< of one run, and as many backwards
   std::int64_t num_recomputed = 0;  ///< of them
   RegionPeaks peaks;                ///< of the rank with most
+  /// Of all ranks: gate and up activations above --clip-limit, and all; empty without it.
+  std::optional<std::array<std::int64_t, 3>> clip_counts{};
 };
 
 struct RunReport {

@@ -73,6 +73,16 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
       "Microbatches of a run; one needs its slot free, so that an earlier one goes back first "
       "[1]",
       kMaxMicrobatches, options.num_microbatches);
+  add(app, options, "--rmsnorm", "EPS",
+      "Post-expert RMSNorm of every route's result; y is then not compared with y_ref [none]",
+      [&](const std::string& option, const std::string& text) {
+        options.norm_eps = parse_real(option, text, Zero::kIllegal);
+      });
+  add(app, options, "--clip-limit", "X",
+      "Report how many gate and up activations exceed X [not counted]",
+      [&](const std::string& option, const std::string& text) {
+        options.clip_limit = parse_real(option, text, Zero::kLegal);
+      });
 }
 
 }  // namespace distmoe::tools

@@ -24,7 +24,9 @@ struct TrainOptions {
   std::int64_t num_slots = 1;
   std::optional<double> slot_factor;  ///< empty: everything is computed again
   std::int64_t num_microbatches = 1;
-  std::string first_given;  ///< the first of these options besides --train; empty: none
+  std::optional<double> norm_eps;    ///< of a post-expert RMSNorm; empty: none
+  std::optional<double> clip_limit;  ///< empty: nothing is counted
+  std::string first_given;           ///< the first of these options besides --train; empty: none
 
   /// Forwards, and as many backwards, of one run.
   std::int64_t num_forwards() const { return num_microbatches * layers_per_slot; }

@@ -123,8 +123,13 @@ void TrainingRun::run(Context& context, const TensorView& y_TD) {
 
 void TrainingRun::forward(Context& context, const TensorView& y_TD,
                           std::vector<SavedForward>& slot) {
+  CallOptions options;
+  if (options_.norm_eps) options.norm = PostExpertNorm{.eps = *options_.norm_eps};
+  if (options_.clip_limit) {
+    options.clip_statistics = {{clip_counts_.data(), DType::kI64, {3}}, *options_.clip_limit};
+  }
   for (std::int64_t layer = 0; layer < options_.layers_per_slot; ++layer) {
-    slot.push_back(saving_routed_experts(context, input_, experts_.view(), y_TD));
+    slot.push_back(saving_routed_experts(context, input_, experts_.view(), y_TD, options));
     if (context.last_call().is_recomputed) ++num_recomputed_;
   }
 }

@@ -4,6 +4,7 @@
 // backwards over activation slots.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -42,6 +43,8 @@ class TrainingRun {
   Digest digest() const;
   /// Layers of the last run that kept their input alone.
   std::int64_t num_recomputed() const { return num_recomputed_; }
+  /// Of this rank's rows of a forward: gate and up activations above --clip-limit, and all.
+  const std::array<std::int64_t, 3>& clip_counts() const { return clip_counts_; }
   /// False where two backwards, of this run or of earlier ones, gave other gradients of x or
   /// scores.
   bool is_repeatable() const { return is_repeatable_; }
@@ -73,6 +76,7 @@ class TrainingRun {
   Gradient bias13_;  ///< not given where the layer has no biases
   Gradient bias2_;
   std::int64_t num_recomputed_ = 0;
+  std::array<std::int64_t, 3> clip_counts_{};
   bool has_first_ = false;
   Digest first_;  ///< of the gradients of x and scores
   bool is_repeatable_ = true;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "distmoe/context.hpp"
 #include "distmoe/export.hpp"
 #include "distmoe/saved_forward.hpp"
@@ -25,9 +27,35 @@ struct RoutedInput {
   TensorView topk_scores_TK;  ///< FP32 or BF16; used as given, never renormalised
 };
 
+/// RMSNorm of every route's result before the combine: y = sum over k of score * h3 * rstd with
+/// rstd = 1 / sqrt(mean(h3^2) + eps), in FP32. The same on every rank; for combine per_route, on
+/// the CPU. The forward's travels to its backward, for which activation_policy must be full.
+struct PostExpertNorm {
+  double eps = 1e-6;  ///< finite, > 0
+  /// BF16 [D], contiguous, in inference contexts: h3 is multiplied by bf16(gamma + gain_center),
+  /// after rstd was taken of it.
+  TensorView gamma_D = {};
+  double gain_center = 0.0;  ///< finite; not without gamma
+  /// Compensated (Kahan) summation over k; not with gamma.
+  bool uses_kahan = false;
+  /// Backward computes rstd again instead of keeping it. The CPU always does: h3 is there.
+  bool recomputes_rstd = false;
+};
+
+/// What activations exceed, counted on every forward over the rows that this rank received:
+/// elements of gate > limit, elements of up with |up| > limit, and the R * F pairs of them. h1 as
+/// the activation reads it, rounded to BF16; NaN exceeds nothing. On the CPU.
+struct ClipStatistics {
+  TensorView counts_3 = {};  ///< int64 or FP32 [3], contiguous; not given: nothing is counted
+  double limit = 7.0;        ///< finite; has nothing to do with swiglu_limit
+};
+
 struct CallOptions {
   /// A cudaStream_t on CUDA, null for a stream of the context's own; ignored on the CPU.
   void* stream = nullptr;
+  /// Of a forward; a backward takes its forward's.
+  std::optional<PostExpertNorm> norm = std::nullopt;
+  ClipStatistics clip_statistics = {};  ///< of a forward
 };
 
 /// y_TD = sum over k, in order, of score * W2(SwiGLU(W13 x)) of the experts that a token names.

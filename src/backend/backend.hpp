@@ -20,6 +20,14 @@
 
 namespace distmoe {
 
+/// RMSNorm between W2 and the combine.
+struct NormCall {
+  float eps = 0.0F;
+  const BF16* gamma_D = nullptr;  ///< null: 1
+  float gain_center = 0.0F;
+  bool uses_kahan = false;
+};
+
 /// One forward call of this rank, its arguments checked.
 struct ForwardCall {
   std::int64_t index = 0;  ///< of the context's calls, from 1
@@ -29,6 +37,9 @@ struct ForwardCall {
   TensorView topk_scores_TK;
   ExpertMatrices experts;
   TensorView y_TD;
+  std::optional<NormCall> norm{};
+  TensorView clip_counts_3{};  ///< not given where nothing is counted
+  float clip_limit = 0.0F;
   void* stream = nullptr;
   bool saves = false;                  ///< keeps in a slot what its backward needs
   std::optional<SlotTicket> ticket{};  ///< where, unless the call was refused
@@ -49,7 +60,8 @@ struct BackwardCall {
   std::optional<SlotTicket> ticket{};  ///< of the forward, unless the call was refused
   TensorView dy_TD;
   ExpertMatrices experts;
-  TensorView grad_x_TD;  ///< not given where it is not asked for
+  std::optional<NormCall> norm;  ///< of the forward
+  TensorView grad_x_TD;          ///< not given where it is not asked for
   TensorView grad_scores_TK;
   GradientDestination grad_w13_L2FD;  ///< in the gate_up_layout of the configuration
   GradientDestination grad_w2_LDF;

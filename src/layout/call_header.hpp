@@ -20,6 +20,9 @@ struct CallHeader {
   std::int64_t slot = 0;
   std::int64_t slot_layer = 0;
   std::int64_t slot_layers = 0;
+  // Post-expert RMSNorm: the ranks of the experts take its gradient.
+  float norm_eps = 0.0F;  ///< 0 where there is none
+  std::int32_t norm_uses_kahan = 0;
   CallKind kind = CallKind::kForward;
   Refusal refusal{};
 };

@@ -15,11 +15,6 @@
 namespace distmoe {
 namespace {
 
-void check_contiguous(const char* name, const TensorView& tensor) {
-  DISTMOE_CHECK(tensor.is_contiguous(), kInvalidArgument, name, " must be contiguous, got ",
-                tensor.describe());
-}
-
 GradientDestination resolve_gradient(const ContextImpl& context, const char* name,
                                      const WeightGradient& gradient,
                                      std::initializer_list<std::int64_t> shape) {
@@ -118,6 +113,7 @@ BackwardCall check_backward_call(const ContextImpl& context, std::int64_t call_i
       .ticket = saved.ticket(),
       .dy_TD = arguments.dy_TD,
       .experts = resolve_weights(context, arguments.weights),
+      .norm = forward.norm,
       .grad_x_TD = gradients.grad_x_TD,
       .grad_scores_TK = gradients.grad_scores_TK,
       .grad_w13_L2FD = resolve_grad_w13(context, gradients.grad_w13_L2FD, num_local),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/call_check.hpp"
 
+#include <cmath>
 #include <cstdint>
 
 #include "core/check.hpp"
@@ -121,7 +122,55 @@ BiasRows resolve_bias(const ContextImpl& context, const char* name, const Tensor
           .stride = stride_or_zero(bias, 1)};
 }
 
+void check_norm(const ContextImpl& context, const PostExpertNorm& norm) {
+  const Config& config = context.config();
+  DISTMOE_CHECK(context.device().type == DeviceType::kCpu, kUnsupported,
+                "the CUDA backend of this version has no post-expert RMSNorm");
+  DISTMOE_CHECK(config.combine == Combine::kPerRoute, kInvalidArgument,
+                "post-expert RMSNorm needs every route at the owner of its token: combine per_rank "
+                "sends sums, per_route rows");
+  DISTMOE_CHECK(std::isfinite(norm.eps) && norm.eps > 0, kInvalidArgument, "norm.eps is ", norm.eps,
+                "; legal is a finite number > 0");
+  DISTMOE_CHECK(std::isfinite(norm.gain_center), kInvalidArgument, "norm.gain_center is ",
+                norm.gain_center, "; legal is a finite number");
+  if (!norm.gamma_D.is_given()) {
+    DISTMOE_CHECK(norm.gain_center == 0, kInvalidArgument, "norm.gain_center is ", norm.gain_center,
+                  " without a norm.gamma that it belongs to");
+    return;
+  }
+  DISTMOE_CHECK(config.inference, kInvalidArgument,
+                "norm.gamma is for inference contexts: it has no gradient");
+  DISTMOE_CHECK(!norm.uses_kahan, kInvalidArgument,
+                "norm.uses_kahan is for a norm without norm.gamma");
+  check_shape("norm.gamma", norm.gamma_D, {config.hidden_dim});
+  check_dtype("norm.gamma", norm.gamma_D, DType::kBF16, DType::kBF16);
+  check_memory(context, "norm.gamma", norm.gamma_D);
+  check_contiguous("norm.gamma", norm.gamma_D);
+}
+
+void check_clip_statistics(const ContextImpl& context, const ClipStatistics& clip) {
+  const TensorView& counts = clip.counts_3;
+  if (!counts.is_given()) return;
+  DISTMOE_CHECK(context.device().type == DeviceType::kCpu, kUnsupported,
+                "the CUDA backend of this version counts no clip statistics");
+  check_shape("clip_statistics.counts", counts, {3});
+  check_dtype("clip_statistics.counts", counts, DType::kI64, DType::kF32);
+  check_memory(context, "clip_statistics.counts", counts);
+  check_contiguous("clip_statistics.counts", counts);
+  DISTMOE_CHECK(std::isfinite(clip.limit), kInvalidArgument, "clip_statistics.limit is ",
+                clip.limit, "; legal is a finite number");
+}
+
 }  // namespace
+
+std::optional<NormCall> norm_call(const CallOptions& options) {
+  if (!options.norm) return std::nullopt;
+  const PostExpertNorm& norm = *options.norm;
+  return NormCall{.eps = static_cast<float>(norm.eps),
+                  .gamma_D = static_cast<const BF16*>(norm.gamma_D.data),
+                  .gain_center = static_cast<float>(norm.gain_center),
+                  .uses_kahan = norm.uses_kahan};
+}
 
 ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights) {
   const Config& config = context.config();
@@ -151,6 +200,8 @@ ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_ind
   check_ids(context, input.topk_ids_TK);
   const std::int64_t tokens = input.x_TD.shape[0];
   check_output_rows(context, "y", y_TD, tokens);
+  if (options.norm) check_norm(context, *options.norm);
+  check_clip_statistics(context, options.clip_statistics);
   return {.index = call_index,
           .num_tokens = tokens,
           .x_TD = input.x_TD,
@@ -158,6 +209,9 @@ ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_ind
           .topk_scores_TK = input.topk_scores_TK,
           .experts = resolve_weights(context, weights),
           .y_TD = y_TD,
+          .norm = norm_call(options),
+          .clip_counts_3 = options.clip_statistics.counts_3,
+          .clip_limit = static_cast<float>(options.clip_statistics.limit),
           .stream = options.stream};
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
+
 #include "backend/backend.hpp"
 #include "distmoe/routed_experts.hpp"
 
@@ -11,6 +13,9 @@ namespace distmoe {
 ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_index,
                                const RoutedInput& input, const ExpertWeights& weights,
                                const TensorView& y_TD, const CallOptions& options);
+
+/// What the backend is told of the options' norm, which was checked.
+std::optional<NormCall> norm_call(const CallOptions& options);
 
 /// The weights of a call, forward or backward, with every layout resolved.
 ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights);

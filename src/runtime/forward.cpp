@@ -14,8 +14,12 @@ namespace distmoe {
 namespace {
 
 /// The place that a saving call takes.
-SlotTicket check_slot(const ContextImpl& context) {
+SlotTicket check_slot(const ContextImpl& context, const CallOptions& options) {
   const Config& config = context.config();
+  DISTMOE_CHECK(!options.norm || config.activation_policy == ActivationPolicy::kFull,
+                kInvalidArgument,
+                "the backward of a post-expert RMSNorm needs the results of the routes: "
+                "activation_policy lean keeps none, full does");
   DISTMOE_CHECK(config.combine == Combine::kPerRoute ||
                     config.activation_policy == ActivationPolicy::kLean || config.inference,
                 kUnsupported,
@@ -31,7 +35,7 @@ ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_inde
     ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
                                           arguments.y_TD, arguments.options);
     call.saves = arguments.saves;
-    if (call.saves) call.ticket = check_slot(context);
+    if (call.saves) call.ticket = check_slot(context, arguments.options);
     return call;
   } catch (const Error& error) {
     refusal = Error(error.code(),
@@ -81,8 +85,9 @@ SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
   ContextImpl& impl = context.impl();
   auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
   run_forward(impl, {input, weights, y_TD, options, true});
-  saved->set(impl.slots()->push(),
-             {.num_tokens = input.x_TD.shape[0], .score_dtype = input.topk_scores_TK.dtype});
+  saved->set(impl.slots()->push(), {.num_tokens = input.x_TD.shape[0],
+                                    .score_dtype = input.topk_scores_TK.dtype,
+                                    .norm = norm_call(options)});
   return SavedForward(std::move(saved));
 }
 

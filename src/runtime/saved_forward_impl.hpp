@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
+#include "backend/backend.hpp"
 #include "distmoe/tensor.hpp"
 #include "plan/slot_ledger.hpp"
 
@@ -13,6 +15,7 @@ namespace distmoe {
 struct SavedShape {
   std::int64_t num_tokens = 0;
   DType score_dtype = DType::kF32;
+  std::optional<NormCall> norm{};
 };
 
 /// The state of a SavedForward.

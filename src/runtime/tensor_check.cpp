@@ -81,6 +81,11 @@ void check_row_major(const char* name, const TensorView& tensor) {
                 tensor.describe());
 }
 
+void check_contiguous(const char* name, const TensorView& tensor) {
+  DISTMOE_CHECK(tensor.is_contiguous(), kInvalidArgument, name, " must be contiguous, got ",
+                tensor.describe());
+}
+
 void check_input_rows(const ContextImpl& context, const char* name, const TensorView& rows,
                       std::int64_t tokens) {
   check_shape(name, rows, {tokens, context.config().hidden_dim});

@@ -25,6 +25,7 @@ void check_vector_rows(const ContextImpl& context, const char* name, const Tenso
 void check_weight_strides(const ContextImpl& context, const char* name, const TensorView& weights);
 /// The elements of a row lie together; rows may be apart.
 void check_row_major(const char* name, const TensorView& tensor);
+void check_contiguous(const char* name, const TensorView& tensor);
 /// BF16 [tokens, D] that is read; rows may be strided.
 void check_input_rows(const ContextImpl& context, const char* name, const TensorView& rows,
                       std::int64_t tokens);

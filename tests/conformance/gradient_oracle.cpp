@@ -12,8 +12,10 @@ namespace {
 /// One route's pass through its expert, forward and backward.
 class RoutePass {
  public:
-  RoutePass(const MoeProblem& problem, Rounding rounding, bool is_lean, std::int64_t expert)
+  RoutePass(const MoeProblem& problem, Rounding rounding, bool is_lean, const OracleNorm& norm,
+            std::int64_t expert)
       : problem_(problem),
+        norm_(norm),
         rounds_(rounding == Rounding::kContract),
         is_lean_(is_lean),
         width_(static_cast<std::size_t>(problem.shape.hidden_dim)),
@@ -38,15 +40,28 @@ class RoutePass {
       for (std::size_t f = 0; f < inner_; ++f) h3[d] += down(d, f) * h2_[f];
       h3[d] = rounded(h3[d] + bias(problem_.down_bias, width_, d));
     }
+    normed = h3;
+    if (norm_.eps == 0.0) return;
+    double squares = 0;
+    for (const double value : h3) squares += value * value;
+    rstd_ = 1.0 / std::sqrt(squares / static_cast<double>(width_) + norm_.eps);
+    for (std::size_t d = 0; d < width_; ++d) {
+      normed[d] = h3[d] * rstd_ * (norm_.gain.empty() ? 1.0 : norm_.gain[d]);
+    }
   }
 
   /// Adds this route's part to `sums`; the gradient of x is left in grad_x.
   void backward(std::span<const BF16> x, std::span<const BF16> dy, double score, double& grad_score,
                 GradientOracle& sums) {
     std::vector<double> grad_h3(width_);
+    double along = 0;  // the part of the gradient along normed, which the norm takes away
+    for (std::size_t d = 0; d < width_ && norm_.eps > 0; ++d) {
+      along += normed[d] * to_float(dy[d]) * score / static_cast<double>(width_);
+    }
     for (std::size_t d = 0; d < width_; ++d) {
-      grad_h3[d] = rounded(to_float(dy[d]) * score);
-      grad_score += to_float(dy[d]) * (is_lean_ ? bias(problem_.down_bias, width_, d) : h3[d]);
+      const double scaled = to_float(dy[d]) * score;
+      grad_h3[d] = rounded(norm_.eps > 0 ? (scaled - normed[d] * along) * rstd_ : scaled);
+      grad_score += to_float(dy[d]) * (is_lean_ ? bias(problem_.down_bias, width_, d) : normed[d]);
       sums.down_bias[expert_ * width_ + d] += grad_h3[d];
     }
     grad_x.assign(width_, 0);
@@ -78,6 +93,7 @@ class RoutePass {
   }
 
   std::vector<double> h3;
+  std::vector<double> normed;  ///< what the score multiplies
   std::vector<double> grad_x;
 
  private:
@@ -114,6 +130,8 @@ class RoutePass {
   }
 
   const MoeProblem& problem_;
+  const OracleNorm& norm_;
+  double rstd_ = 1.0;
   bool rounds_;
   bool is_lean_;
   std::size_t width_;
@@ -125,7 +143,7 @@ class RoutePass {
 }  // namespace
 
 GradientOracle gradient_oracle(const MoeProblem& problem, const std::vector<BF16>& dy,
-                               Rounding rounding, bool is_lean) {
+                               Rounding rounding, bool is_lean, const OracleNorm& norm) {
   const MoeShape& shape = problem.shape;
   const auto width = static_cast<std::size_t>(shape.hidden_dim);
   const auto ef = static_cast<std::size_t>(shape.num_experts * shape.intermediate_dim);
@@ -147,11 +165,11 @@ GradientOracle gradient_oracle(const MoeProblem& problem, const std::vector<BF16
     for (std::size_t k = 0; k < top_k; ++k) {
       const std::size_t route = token * top_k + k;
       if (problem.ids[route] == -1) continue;
-      RoutePass pass(problem, rounding, is_lean, problem.ids[route]);
+      RoutePass pass(problem, rounding, is_lean, norm, problem.ids[route]);
       pass.forward(x);
       pass.backward(x, dy_row, problem.scores[route], sums.scores[route], sums);
       for (std::size_t d = 0; d < width; ++d) {
-        sums.y[token * width + d] += problem.scores[route] * pass.h3[d];
+        sums.y[token * width + d] += problem.scores[route] * pass.normed[d];
         sums.x[token * width + d] += pass.grad_x[d];
       }
     }

@@ -27,10 +27,17 @@ struct GradientOracle {
 
 enum class Rounding { kNone, kContract };
 
+/// Post-expert RMSNorm of every route; eps 0 means none.
+struct OracleNorm {
+  double eps = 0.0;
+  std::vector<double> gain = {};  ///< [D], of the forward alone; empty: 1
+};
+
 /// `is_lean`: as activation_policy lean has it, the score multiplies behind a = W2^T dy and its
 /// gradient is a h2 + dy bias2; without rounding both policies are the same.
 GradientOracle gradient_oracle(const MoeProblem& problem, const std::vector<BF16>& dy,
-                               Rounding rounding, bool is_lean = false);
+                               Rounding rounding, bool is_lean = false,
+                               const OracleNorm& norm = {});
 
 /// sum(y * dy) in FP64, nothing rounded: for finite differences.
 double loss_of(const MoeProblem& problem, const std::vector<BF16>& dy);

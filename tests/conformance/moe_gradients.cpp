@@ -111,6 +111,12 @@ std::string first_violation(const MoeProblem& problem, const GradientValues& act
   return text.str();
 }
 
+std::vector<float> widened(const std::vector<BF16>& rows) {
+  std::vector<float> values;
+  for (const BF16 value : rows) values.push_back(to_float(value));
+  return values;
+}
+
 Config training_config(const MoeProblem& problem, const MoeCase& moe_case, const BackwardForm& form,
                        std::int64_t max_tokens) {
   Config config = config_of(problem, moe_case, form.call, max_tokens);
@@ -202,7 +208,8 @@ GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& 
     const RankCall call = pack_rank(problem, form.call, counts, rank);
     const RankGradients gradients(problem, dy, form, counts, rank);
     Context context = make_context(config, moe_case, communicator);
-    SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+    SavedForward saved =
+        saving_routed_experts(context, call.input, call.weights, call.y_view(), form.options);
     routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
                             gradients.destinations());
     const std::scoped_lock lock(mutex);

@@ -37,6 +37,7 @@ struct BackwardForm {
   double initial = 0.0;  ///< what is in an accumulated destination before; others hold NaN
   ActivationPolicy policy = ActivationPolicy::kFull;
   std::optional<double> slot_factor{};  ///< none recomputes
+  CallOptions options{};                ///< of the forward
 };
 
 /// A training configuration for the problem.
@@ -63,6 +64,9 @@ class RankGradients {
   PackedTensor dy_, x_, scores_, w13_, w2_, bias13_, bias2_;
   std::vector<std::vector<std::byte>> initial_;
 };
+
+/// y of a forward as FP32.
+std::vector<float> widened(const std::vector<BF16>& rows);
 
 /// Creates a context, runs forward and backward once. The gradients of every rank.
 GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& dy,

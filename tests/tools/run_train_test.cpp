@@ -176,6 +176,29 @@ TEST_P(RunTrain, GradientsOfBothLayersKeepToTheContract) {
   }
 }
 
+// The tolerance of the contract with RMSNorm.
+TEST_P(RunTrain, WithRmsnormKeepsToTheContract) {
+  const MoeProblem problem = problem_of(checkpoint_, 0);
+  nlohmann::json json;
+  const GradientFile file =
+      train({"--wgrad-dtype", "fp32", "--rmsnorm", "1e-5", "--clip-limit", "0.5"}, &json);
+  const std::vector<BF16> dy = file.rows("dy");
+  expect_near(file, problem,
+              gradient_oracle(problem, dy, Rounding::kContract, false, {.eps = 1e-5}), 1.5e-3);
+  EXPECT_TRUE(json["rel_l2"].is_null());
+  const auto expected = file.bytes();
+  nlohmann::json split_json;
+  const GradientFile split = train({"--wgrad-dtype", "fp32", "--rmsnorm", "1e-5", "--clip-limit",
+                                    "0.5", "--ranks", "3", "--slot-factor", "3"},
+                                   &split_json);
+  EXPECT_TRUE(split.bytes() == expected);
+  EXPECT_EQ(json["clip_counts"]["elements"],
+            512 * problem.shape.top_k * problem.shape.intermediate_dim);
+  EXPECT_GT(json["clip_counts"]["gate"].get<std::int64_t>(), 0);
+  EXPECT_GT(json["clip_counts"]["up"].get<std::int64_t>(), 0);
+  EXPECT_EQ(json["clip_counts"], split_json["clip_counts"]);
+}
+
 TEST_P(RunTrain, NoByteDependsOnRanksSlotsOrSchedules) {
   const auto expected = train({}).bytes();
   EXPECT_GE(expected.size(), 6U);
@@ -262,6 +285,9 @@ TEST_P(RunTrain, WrongOptionsAreNamed) {
   expect_refused({"--train", "--microbatches", "x"}, "--microbatches");
   expect_refused({"--train", "--slot-factor", "-1"}, "--slot-factor");
   expect_refused({"--train", "--activation-policy", "none"}, "--activation-policy");
+  expect_refused({"--train", "--rmsnorm", "0"}, "--rmsnorm");
+  expect_refused({"--train", "--clip-limit", "nan"}, "--clip-limit");
+  expect_refused({"--rmsnorm", "1e-5"}, "--rmsnorm is an option of training");
   expect_refused({"--train", "--graph"}, "--graph");
   expect_refused(
       {"--train", "--repeat", "2", "--input2", checkpoint_ / "routed_experts.safetensors"},

@@ -86,27 +86,91 @@ void CpuBackend::combine(const ForwardCall& call) {
   } else {
     sum_ranks(call);
   }
+  if (call.clip_counts_3.is_given()) write_clip_counts(call);
 }
 
-/// y = bf16(sum_k fp32(h3) * score), k in order.
+void CpuBackend::write_clip_counts(const ForwardCall& call) const {
+  const std::array<std::int64_t, 3> counts{gates_clipped_, ups_clipped_,
+                                           routing_.num_rows() * setup_.config.intermediate_dim};
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    if (call.clip_counts_3.dtype == DType::kI64) {
+      static_cast<std::int64_t*>(call.clip_counts_3.data)[i] = counts[i];
+    } else {
+      static_cast<float*>(call.clip_counts_3.data)[i] = static_cast<float>(counts[i]);
+    }
+  }
+}
+
+/// Of a token's routes, in the order of k.
+class CpuBackend::RouteSums {
+ public:
+  RouteSums(const ForwardCall& call, std::int64_t hidden_dim)
+      : norm_(call.norm), rstd_(static_cast<std::size_t>(call.topk_scores_TK.shape[1])) {
+    if (!norm_ || norm_->gamma_D == nullptr) return;
+    for (std::int64_t i = 0; i < hidden_dim; ++i) {
+      const float sum = to_float(norm_->gamma_D[i]) + norm_->gain_center;
+      gain_.push_back(to_float(to_bf16(sum)));
+    }
+  }
+  /// What a route's whole row is multiplied by besides its score.
+  void note_row(std::int64_t k, const BF16* h3, std::int64_t width) {
+    if (norm_) rstd_[static_cast<std::size_t>(k)] = inverse_rms(h3, width, norm_->eps);
+  }
+  void begin(std::int64_t column, std::int64_t count) {
+    column_ = column;
+    count_ = count;
+    std::fill_n(sums_.data(), count, 0.0f);
+    std::fill_n(lost_.data(), count, 0.0f);
+  }
+  /// `h3` from the column on.
+  void add(std::int64_t k, const BF16* h3, float score) {
+    if (!norm_) return add_scaled(h3, score, sums_.data(), count_);
+    const float rstd = rstd_[static_cast<std::size_t>(k)];
+    if (!gain_.empty()) {
+      add_normed(h3, gain_.data() + column_, score, rstd, sums_.data(), count_);
+    } else if (norm_->uses_kahan) {
+      add_normed_kahan(h3, score, rstd, sums_.data(), lost_.data(), count_);
+    } else {
+      add_normed(h3, score, rstd, sums_.data(), count_);
+    }
+  }
+  const float* sums() const { return sums_.data(); }
+
+ private:
+  const std::optional<NormCall>& norm_;
+  std::vector<float> rstd_;
+  std::vector<float> gain_;
+  ColumnSums sums_;
+  ColumnSums lost_;  ///< to rounding
+  std::int64_t column_ = 0;
+  std::int64_t count_ = 0;
+};
+
+/// y = bf16(sum_k fp32(h3) * score), k in order, with RMSNorm times rstd.
 void CpuBackend::sum_routes(const ForwardCall& call) {
   const std::int64_t top_k = setup_.config.top_k;
   const float* scores = metadata_.scores.data();
   const BF16* returned = received_rows();
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
   pool_.run_ranges(call.num_tokens, kCombineGrain, [&](std::int64_t begin, std::int64_t end) {
-    ColumnSums sums;
+    RouteSums sums(call, h3_.width);
     for (std::int64_t token = begin; token < end; ++token) {
+      const std::int64_t first = token * top_k;
+      for (std::int64_t k = 0; call.norm && k < top_k; ++k) {
+        if (ids[first + k] < 0) continue;
+        sums.note_row(k, returned_row(h3_, returned, first + k), h3_.width);
+      }
       for (std::int64_t column = 0; column < h3_.width; column += kColumnsAtATime) {
         const std::int64_t count = std::min(kColumnsAtATime, h3_.width - column);
-        std::fill_n(sums.data(), count, 0.0f);
-        for (std::int64_t route = token * top_k; route < (token + 1) * top_k; ++route) {
+        sums.begin(column, count);
+        for (std::int64_t k = 0; k < top_k; ++k) {
+          const std::int64_t route = first + k;
           if (ids[route] < 0) continue;
           const BF16* h3 = returned_row(h3_, returned, route) + column;
-          add_scaled(h3, scores[route], sums.data(), count);
+          sums.add(k, h3, scores[route]);
           if (kept_h3_.data != nullptr) std::copy_n(h3, count, kept_h3_.row(route) + column);
         }
-        round_with_bias(sums.data(), nullptr, output_row(call.y_TD, token) + column, count);
+        round_with_bias(sums.sums(), nullptr, output_row(call.y_TD, token) + column, count);
       }
     }
   });

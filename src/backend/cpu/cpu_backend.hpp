@@ -4,6 +4,8 @@
 // threads of that rank. Each step has a file of its own.
 #pragma once
 
+#include <atomic>
+#include <optional>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -89,6 +91,8 @@ class CpuBackend final : public Backend {
   void return_partial_sums();
   void sum_routes(const ForwardCall& call);
   void sum_ranks(const ForwardCall& call);
+  void write_clip_counts(const ForwardCall& call) const;
+  class RouteSums;
   /// The result of an enabled route: in `rows` where this rank computed it, else in what returned.
   const BF16* returned_row(const DenseRows& rows, const BF16* returned, std::int64_t route) const;
   // grad_dispatch.cpp
@@ -112,7 +116,7 @@ class CpuBackend final : public Backend {
                        const PositionOf& position_of);
   // grad_reduce.cpp
   void return_score_gradients();
-  void write_grad_scores(const BackwardCall& call);
+  void write_grad_scores(const BackwardCall& call, bool owner_has_h3);
   void write_grad_x(const BackwardCall& call);
 
   /// One product of a step: rows of one expert, columns of its result.
@@ -142,6 +146,11 @@ class CpuBackend final : public Backend {
   SlotStacks slots_;
   RegionPeaks peaks_;  ///< of scratch
   bool is_recomputed_ = false;
+  bool rows_have_h3_ = false;  ///< in a backward: h3 of this rank's rows was computed again
+  // Of this forward, where it counts.
+  std::optional<float> clip_limit_;
+  std::atomic<std::int64_t> gates_clipped_{0};
+  std::atomic<std::int64_t> ups_clipped_{0};
   // Of the last call that was routed.
   std::vector<std::int64_t> rows_per_rank_;
   std::vector<std::int64_t> rows_per_expert_;

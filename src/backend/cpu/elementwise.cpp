@@ -2,6 +2,7 @@
 #include "backend/cpu/elementwise.hpp"
 
 #include <bit>
+#include <cmath>
 
 #include "backend/cpu/simd.hpp"
 
@@ -47,24 +48,25 @@ inline float sigmoid(float z) { return 1.0f / (1.0f + exp_fp32(-z)); }
 inline float widened(float value) { return value; }
 inline float widened(BF16 value) { return to_float(value); }
 
-/// Elementwise over 16 lanes, so that every vector width sums alike.
-template <typename A>
-inline __attribute__((always_inline)) float dot_of(const A* a, const BF16* b, std::int64_t n) {
+/// sum of term(i), i < n: elementwise over 16 lanes, so that every vector width sums alike.
+template <typename Term>
+inline __attribute__((always_inline)) float sum_of(const Term& term, std::int64_t n) {
   constexpr std::int64_t kLanes = 16;
   float sums[kLanes] = {};
   std::int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) {
-    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      sums[lane] += widened(a[i + lane]) * to_float(b[i + lane]);
-    }
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += term(i + lane);
   }
-  for (std::int64_t lane = 0; i + lane < n; ++lane) {
-    sums[lane] += widened(a[i + lane]) * to_float(b[i + lane]);
-  }
+  for (std::int64_t lane = 0; i + lane < n; ++lane) sums[lane] += term(i + lane);
   for (std::int64_t half = kLanes / 2; half > 0; half /= 2) {
     for (std::int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
   }
   return sums[0];
+}
+
+template <typename A>
+inline __attribute__((always_inline)) float dot_of(const A* a, const BF16* b, std::int64_t n) {
+  return sum_of([&](std::int64_t i) { return widened(a[i]) * to_float(b[i]); }, n);
 }
 
 }  // namespace
@@ -144,6 +146,67 @@ void scale(const BF16* in, float factor, BF16* out, std::int64_t n) {
 DISTMOE_SIMD_CLONES
 void scale(const float* in, float factor, BF16* out, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) out[i] = to_bf16(in[i] * factor);
+}
+
+DISTMOE_SIMD_CLONES
+float inverse_rms(const BF16* h3, std::int64_t n, float eps) {
+  return 1.0f / std::sqrt(dot_of(h3, h3, n) / static_cast<float>(n) + eps);
+}
+
+DISTMOE_SIMD_CLONES
+void add_normed(const BF16* h3, float score, float rstd, float* acc, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) acc[i] += to_float(h3[i]) * score * rstd;
+}
+
+DISTMOE_SIMD_CLONES
+void add_normed(const BF16* h3, const float* gain, float score, float rstd, float* acc,
+                std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) acc[i] += to_float(h3[i]) * gain[i] * score * rstd;
+}
+
+DISTMOE_SIMD_CLONES
+void add_normed_kahan(const BF16* h3, float score, float rstd, float* acc, float* compensation,
+                      std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float term = to_float(h3[i]) * score * rstd - compensation[i];
+    const float sum = acc[i] + term;
+    compensation[i] = (sum - acc[i]) - term;
+    acc[i] = sum;
+  }
+}
+
+DISTMOE_SIMD_CLONES
+float dot_normed(const BF16* h3, float rstd, const BF16* dy, std::int64_t n) {
+  return sum_of([&](std::int64_t i) { return to_float(dy[i]) * (to_float(h3[i]) * rstd); }, n);
+}
+
+DISTMOE_SIMD_CLONES
+float dot_normed_scaled(const BF16* h3, float rstd, const BF16* dy, float score, std::int64_t n) {
+  return sum_of([&](std::int64_t i) { return to_float(h3[i]) * rstd * (to_float(dy[i]) * score); },
+                n);
+}
+
+DISTMOE_SIMD_CLONES
+void norm_gradient(const BF16* h3, float rstd, const BF16* dy, float score, float mean,
+                   BF16* grad_h3, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float xn = to_float(h3[i]) * rstd;
+    grad_h3[i] = to_bf16((to_float(dy[i]) * score - xn * mean) * rstd);
+  }
+}
+
+DISTMOE_SIMD_CLONES
+std::int64_t count_above(const BF16* values, float limit, std::int64_t n) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < n; ++i) count += to_float(values[i]) > limit ? 1 : 0;
+  return count;
+}
+
+DISTMOE_SIMD_CLONES
+std::int64_t count_outside(const BF16* values, float limit, std::int64_t n) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < n; ++i) count += std::abs(to_float(values[i])) > limit ? 1 : 0;
+  return count;
 }
 
 DISTMOE_SIMD_CLONES

@@ -39,6 +39,30 @@ float dot(const float* a, const BF16* b, std::int64_t n);
 void scale(const BF16* in, float factor, BF16* out, std::int64_t n);
 void scale(const float* in, float factor, BF16* out, std::int64_t n);
 
+/// 1 / sqrt(mean of h3[i]^2 + eps).
+float inverse_rms(const BF16* h3, std::int64_t n, float eps);
+
+/// acc[i] += fp32(h3[i]) * score * rstd.
+void add_normed(const BF16* h3, float score, float rstd, float* acc, std::int64_t n);
+/// The same with h3 multiplied by gain[i] first.
+void add_normed(const BF16* h3, const float* gain, float score, float rstd, float* acc,
+                std::int64_t n);
+/// The same without a gain, with Kahan's compensation of what earlier additions lost.
+void add_normed_kahan(const BF16* h3, float score, float rstd, float* acc, float* compensation,
+                      std::int64_t n);
+
+/// sum_i dy[i] * xn[i] with xn = h3 * rstd, in the order of dot().
+float dot_normed(const BF16* h3, float rstd, const BF16* dy, std::int64_t n);
+/// sum_i xn[i] * wdy[i] with wdy = dy * score.
+float dot_normed_scaled(const BF16* h3, float rstd, const BF16* dy, float score, std::int64_t n);
+/// grad_h3[i] = bf16((wdy[i] - xn[i] * mean) * rstd); grad_h3 may be h3.
+void norm_gradient(const BF16* h3, float rstd, const BF16* dy, float score, float mean,
+                   BF16* grad_h3, std::int64_t n);
+
+/// How many values[i] are > limit, and how many are in absolute value; NaN is not.
+std::int64_t count_above(const BF16* values, float limit, std::int64_t n);
+std::int64_t count_outside(const BF16* values, float limit, std::int64_t n);
+
 /// acc[i] = bf16(fp32(acc[i]) + row[i]).
 void add_rounded(const float* row, BF16* acc, std::int64_t n);
 

@@ -49,7 +49,10 @@ void CpuBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   }
   gather_rows(call.x_TD);
   keep_own_rows(call);
+  clip_limit_ = call.clip_counts_3.is_given() ? std::optional(call.clip_limit) : std::nullopt;
+  gates_clipped_ = ups_clipped_ = 0;
   compute_w13_swiglu(call.experts);
+  clip_limit_.reset();
 }
 
 void CpuBackend::compute_w13_swiglu(const ExpertMatrices& experts) {
@@ -88,6 +91,10 @@ void CpuBackend::w13_swiglu_task(const ExpertMatrices& experts, std::int64_t tas
     round_with_bias(gate_sums + row * num_columns, gate_bias, gate, num_columns);
     round_with_bias(up_sums + row * num_columns, up_bias, up, num_columns);
     activate(gate, up, h2, num_columns);
+    if (clip_limit_) {
+      gates_clipped_ += count_above(gate, *clip_limit_, num_columns);
+      ups_clipped_ += count_outside(up, *clip_limit_, num_columns);
+    }
   }
 }
 

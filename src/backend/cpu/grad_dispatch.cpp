@@ -14,6 +14,16 @@ namespace {
 
 constexpr std::int64_t kActivationGrain = 16;  // rows
 
+/// Takes h3 of a row that was multiplied by rstd and by `score` to its gradient, in its place.
+/// Returns the gradient of the score.
+float pull_back_norm(const BF16* dy, float score, float eps, BF16* h3, std::int64_t width) {
+  const float rstd = inverse_rms(h3, width, eps);
+  const float grad_score = dot_normed(h3, rstd, dy, width);
+  const float mean = dot_normed_scaled(h3, rstd, dy, score, width) / static_cast<float>(width);
+  norm_gradient(h3, rstd, dy, score, mean, h3, width);
+  return grad_score;
+}
+
 }  // namespace
 
 void CpuBackend::restore_activations(const BackwardCall& call) {
@@ -22,7 +32,9 @@ void CpuBackend::restore_activations(const BackwardCall& call) {
     if (!is_single()) exchange_rows(own);
     gather_rows(own);
   }
-  if (!is_recomputed_) {
+  if (is_recomputed_) {
+    compute_w13_swiglu(call.experts);
+  } else {
     const std::int64_t width = setup_.config.intermediate_dim;
     pool_.run_ranges(routing_.num_rows(), kActivationGrain,
                      [&](std::int64_t begin, std::int64_t end) {
@@ -30,10 +42,12 @@ void CpuBackend::restore_activations(const BackwardCall& call) {
                          activate(h1_.row(row), h1_.row(row) + width, h2_.row(row), width);
                        }
                      });
-    return;
   }
-  compute_w13_swiglu(call.experts);
-  if (setup_.config.activation_policy == ActivationPolicy::kLean) return;
+  // What the owners of the tokens keep of a saved layer is enough for their scores' gradients, but
+  // not for that of a norm, which is taken where the row is.
+  rows_have_h3_ = setup_.config.activation_policy == ActivationPolicy::kFull &&
+                  (is_recomputed_ || call.norm.has_value());
+  if (!rows_have_h3_) return;
   // h3 waits for dy where grad_h3 will be.
   h3_ = grad_h3_;
   compute_w2(call.experts);
@@ -113,8 +127,12 @@ void CpuBackend::gather_grad_h3_task(const BackwardCall& call, const BF16* recei
       continue;
     }
     float& score = route_score(task.expert, row);
+    if (call.norm) {
+      score = pull_back_norm(dy, score, call.norm->eps, grad_h3, grad_h3_.width);
+      continue;
+    }
     const float factor = score;
-    if (is_recomputed_) score = dot(grad_h3, dy, grad_h3_.width);  // h3 lies there
+    if (rows_have_h3_) score = dot(grad_h3, dy, grad_h3_.width);  // h3 lies there
     scale(dy, factor, grad_h3, grad_h3_.width);
   }
 }

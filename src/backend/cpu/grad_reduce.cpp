@@ -27,8 +27,9 @@ void store_score_gradient(const TensorView& out, std::int64_t route, float value
 
 void CpuBackend::reduce_gradients(const BackwardCall& call) {
   // With h3 of its routes in the slot the owner has all that the scores' gradients need.
-  if (kept_h3_.data == nullptr && !is_single()) return_score_gradients();
-  if (call.grad_scores_TK.is_given()) write_grad_scores(call);
+  const bool owner_has_h3 = kept_h3_.data != nullptr && !rows_have_h3_;
+  if (!owner_has_h3 && !is_single()) return_score_gradients();
+  if (call.grad_scores_TK.is_given()) write_grad_scores(call, owner_has_h3);
   if (call.grad_x_TD.is_given()) write_grad_x(call);
 }
 
@@ -43,13 +44,13 @@ void CpuBackend::return_score_gradients() {
   communicator().alltoallv(as_sent(send), receive, setup_.timeout);
 }
 
-void CpuBackend::write_grad_scores(const BackwardCall& call) {
+void CpuBackend::write_grad_scores(const BackwardCall& call, bool owner_has_h3) {
   const std::int64_t top_k = setup_.config.top_k;
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
   const std::span<const float> returned = memory_.buffer_of<float>(buffer_name::kScoreSend);
   const auto gradient_of = [&](std::int64_t token, std::int64_t route) {
     if (ids[route] < 0) return 0.0f;
-    if (kept_h3_.data != nullptr) {
+    if (owner_has_h3) {
       const BF16* dy = static_cast<const BF16*>(call.dy_TD.data) + token * call.dy_TD.strides[0];
       return dot(kept_h3_.row(route), dy, kept_h3_.width);
     }

@@ -50,11 +50,18 @@ std::string place_text(const CallHeader& header) {
                 header.slot_layers);
 }
 
+std::string norm_text(const CallHeader& header) {
+  if (header.norm_eps == 0.0F) return "none";
+  return concat("one with eps ", header.norm_eps, header.norm_uses_kahan != 0 ? ", Kahan" : "");
+}
+
 }  // namespace
 
 void CpuBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
   exchange_headers({.index = call.index,
                     .num_tokens = call.num_tokens,
+                    .norm_eps = call.norm ? call.norm->eps : 0.0F,
+                    .norm_uses_kahan = call.norm && call.norm->uses_kahan ? 1 : 0,
                     .kind = call.saves ? CallKind::kSavingForward : CallKind::kForward},
                    call.ticket, refusal);
   take_metadata(call.ticket);
@@ -123,6 +130,11 @@ void CpuBackend::exchange_headers(CallHeader mine, const std::optional<SlotTicke
                       header.slot_layers == mine.slot_layers,
                   kPeerMismatch, "in call ", mine.index, " rank ", peer, verb, place_text(header),
                   " while rank ", setup_.rank, verb, place_text(mine), "; every rank ", advice);
+    DISTMOE_CHECK(
+        header.norm_eps == mine.norm_eps && header.norm_uses_kahan == mine.norm_uses_kahan,
+        kPeerMismatch, "in call ", mine.index, " rank ", peer, " takes ", norm_text(header),
+        " while rank ", setup_.rank, " takes ", norm_text(mine),
+        "; every rank takes the same post-expert RMSNorm");
   }
 }
 

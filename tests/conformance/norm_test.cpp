@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: post-expert RMSNorm, forward and backward, is within 1.5e-3 (relative 2-norm) of the
+// numerics contract with FP64 sums, has the same bits for every number of ranks and whatever a slot
+// keeps, and is refused where it has no meaning.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "conformance/moe_gradients.hpp"
+#include "conformance/moe_oracle.hpp"
+#include "conformance/moe_refusal.hpp"
+
+namespace distmoe::conformance {
+namespace {
+
+constexpr double kTolerance = 1.5e-3;
+constexpr MoeShape kShape{
+    .num_tokens = 37, .hidden_dim = 48, .intermediate_dim = 40, .num_experts = 13, .top_k = 4};
+
+class Norm : public testing::TestWithParam<MoeCase> {};
+INSTANTIATE_TEST_SUITE_P(Laws, Norm, testing::ValuesIn(training_cases()), case_name);
+
+CallOptions with_norm(const PostExpertNorm& norm) {
+  CallOptions options;
+  options.norm = norm;
+  return options;
+}
+
+MoeProblem problem_with_biases(std::uint64_t seed) {
+  MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, seed);
+  add_biases(problem, seed + 1);
+  return problem;
+}
+
+/// y of all ranks in an inference context.
+std::vector<BF16> forward(const MoeProblem& problem, const MoeCase& moe_case,
+                          const CallOptions& options) {
+  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
+  const Config config = config_of(problem, moe_case, {}, counts.back());
+  std::vector<BF16> y;
+  std::mutex mutex;
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+    Context context = make_context(config, moe_case, communicator);
+    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+    routed_experts(context, call.input, call.weights, call.y_view(), options);
+    auto all = gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
+    const std::scoped_lock lock(mutex);
+    y = std::move(all);
+  });
+  return y;
+}
+
+TEST_P(Norm, ForwardAndBackwardKeepToTheContract) {
+  const MoeProblem problem = problem_with_biases(520);
+  const std::vector<BF16> dy = make_dy(problem, 521);
+  for (const double eps : {1e-6, 0.5}) {
+    const GradientOracle oracle =
+        gradient_oracle(problem, dy, Rounding::kContract, false, {.eps = eps});
+    const CallOptions options = with_norm({.eps = eps});
+    EXPECT_LE(relative_error(widened(forward(problem, GetParam(), options)), oracle.y), kTolerance);
+    for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
+      const BackwardForm form{.slot_factor = factor, .options = options};
+      EXPECT_EQ(
+          first_violation(problem, run_backward(problem, dy, GetParam(), form), oracle, kTolerance),
+          "");
+    }
+  }
+}
+
+/// The oracle with a norm is the slope of its own loss.
+TEST(NormOracle, IsTheSlopeOfTheLoss) {
+  const MoeProblem problem = make_problem(
+      {.num_tokens = 2, .hidden_dim = 4, .intermediate_dim = 3, .num_experts = 3, .top_k = 2},
+      RoutePattern::kDistinct, 522);
+  const std::vector<BF16> dy = make_dy(problem, 523);
+  const OracleNorm norm{.eps = 0.1};
+  const auto loss_of_layer = [&](const MoeProblem& layer) {
+    const GradientOracle oracle = gradient_oracle(layer, dy, Rounding::kNone, false, norm);
+    double loss = 0;
+    for (std::size_t i = 0; i < dy.size(); ++i) loss += oracle.y[i] * to_float(dy[i]);
+    return loss;
+  };
+  const GradientOracle oracle = gradient_oracle(problem, dy, Rounding::kNone, false, norm);
+  for (const auto& [member, gradient] :
+       {std::pair(&MoeProblem::x, &oracle.x), std::pair(&MoeProblem::down, &oracle.down),
+        std::pair(&MoeProblem::gate, &oracle.gate)}) {
+    for (std::size_t i = 0; i < gradient->size(); ++i) {
+      MoeProblem above = problem;
+      MoeProblem below = problem;
+      const double value = to_float((problem.*member)[i]);
+      (above.*member)[i] = to_bf16(value + std::abs(value) * 0x1p-7);
+      (below.*member)[i] = to_bf16(value - std::abs(value) * 0x1p-7);
+      const double step = to_float((above.*member)[i]) - double{to_float((below.*member)[i])};
+      const double slope = (loss_of_layer(above) - loss_of_layer(below)) / step;
+      EXPECT_NEAR((*gradient)[i], slope, 2e-3 * (1 + std::abs(slope))) << i;
+    }
+  }
+}
+
+TEST_P(Norm, NoBitDependsOnRanksOrSaving) {
+  const MoeProblem problem = problem_with_biases(524);
+  const std::vector<BF16> dy = make_dy(problem, 525);
+  for (const bool uses_kahan : {false, true}) {
+    const CallOptions options =
+        with_norm({.eps = 1e-5, .uses_kahan = uses_kahan, .recomputes_rstd = uses_kahan});
+    const std::vector<BF16> y = forward(problem, {}, options);
+    EXPECT_EQ(first_difference(y, forward(problem, GetParam(), options), kShape.hidden_dim), "");
+    const GradientValues expected = run_backward(problem, dy, {}, {.options = options});
+    for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
+      const BackwardForm form{.slot_factor = factor, .options = options};
+      EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
+    }
+  }
+}
+
+TEST_P(Norm, GammaScalesTheRoutes) {
+  const MoeProblem problem = problem_with_biases(526);
+  OracleNorm norm{.eps = 1e-5, .gain = {}};
+  std::vector<BF16> gamma;
+  for (std::uint64_t d = 0; d < 48; ++d) {
+    gamma.push_back(to_bf16(uniform(527, d)));
+    norm.gain.push_back(to_float(to_bf16(to_float(gamma.back()) + 1.0F)));
+  }
+  const CallOptions options =
+      with_norm({.eps = 1e-5, .gamma_D = {gamma.data(), DType::kBF16, {48}}, .gain_center = 1.0});
+  const GradientOracle oracle =
+      gradient_oracle(problem, make_dy(problem, 528), Rounding::kContract, false, norm);
+  EXPECT_LE(relative_error(widened(forward(problem, GetParam(), options)), oracle.y), kTolerance);
+}
+
+/// One token named by many routes whose sum loses small terms in FP32 without compensation.
+TEST(NormWithKahan, KeepsWhatPlainSumsLose) {
+  constexpr std::int64_t kRoutes = 64;
+  MoeProblem problem = make_constant_problem({.num_tokens = 1,
+                                              .hidden_dim = 2,
+                                              .intermediate_dim = 1,
+                                              .num_experts = kRoutes,
+                                              .top_k = kRoutes},
+                                             1.0, 1.0, 1.0);
+  // xn is 1: the sum of the scores. 2^24 swallows each 1 in a plain sum; -2^24 takes it away again.
+  problem.scores.assign(kRoutes, 1.0F);
+  problem.scores.front() = 0x1p24F;
+  problem.scores.back() = -0x1p24F;
+  const CallOptions plain = with_norm({.eps = 1e-12});
+  const CallOptions kahan = with_norm({.eps = 1e-12, .uses_kahan = true});
+  EXPECT_EQ(to_float(forward(problem, {}, plain)[0]), 0.0F);
+  EXPECT_NEAR(to_float(forward(problem, {}, kahan)[0]), kRoutes - 2, 1.0F);
+}
+
+/// A call of options that break the contract, refused on every rank.
+TEST_P(Norm, WithoutMeaningIsRefused) {
+  const MoeProblem problem = problem_with_biases(529);
+  const TokenCounts counts = even_split(kShape.num_tokens, GetParam().ranks);
+  const std::vector<BF16> gamma(48, to_bf16(1.0F));
+  const TensorView gamma_view{gamma.data(), DType::kBF16, {48}};
+  const auto expect_refused = [&](const Config& config, const PostExpertNorm& norm, bool saves,
+                                  const std::vector<std::string>& words) {
+    run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
+      MoeCase moe_case = GetParam();
+      moe_case.combine = config.combine;
+      Context context = make_context(config, moe_case, communicator);
+      const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+      const Outcome outcome = outcome_of([&] {
+        if (saves) {
+          const SavedForward unused = saving_routed_experts(context, call.input, call.weights,
+                                                            call.y_view(), with_norm(norm));
+        } else {
+          routed_experts(context, call.input, call.weights, call.y_view(), with_norm(norm));
+        }
+      });
+      expect_error(outcome, ErrorCode::kInvalidArgument, words);
+      EXPECT_TRUE(call.is_y_untouched());
+      routed_experts(context, call.input, call.weights, call.y_view());
+    });
+  };
+  const Config inference = config_of(problem, GetParam(), {}, kShape.num_tokens);
+  const Config training = training_config(problem, GetParam(), {}, kShape.num_tokens);
+  expect_refused(inference, {.eps = 0.0}, false, {"norm.eps is 0"});
+  expect_refused(inference, {.eps = NAN}, false, {"norm.eps is nan"});
+  expect_refused(inference, {.gain_center = 1.0}, false, {"norm.gain_center is 1", "norm.gamma"});
+  expect_refused(inference, {.gamma_D = gamma_view, .uses_kahan = true}, false, {"uses_kahan"});
+  expect_refused(inference, {.gamma_D = {gamma.data(), DType::kBF16, {47}}}, false,
+                 {"norm.gamma must have shape [48]"});
+  expect_refused(training, {.gamma_D = gamma_view}, true, {"norm.gamma is for inference"});
+  Config lean = training;
+  lean.activation_policy = ActivationPolicy::kLean;
+  expect_refused(lean, {}, true, {"activation_policy lean"});
+  Config per_rank = inference;
+  per_rank.combine = Combine::kPerRank;
+  expect_refused(per_rank, {}, false, {"per_rank"});
+}
+
+}  // namespace
+}  // namespace distmoe::conformance
