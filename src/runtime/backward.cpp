@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The backward sequence, written once for every backend.
+#include "runtime/backward.hpp"
+
 #include <optional>
 
 #include "core/check.hpp"
 #include "runtime/backward_check.hpp"
-#include "runtime/context_impl.hpp"
 
 namespace distmoe {
 namespace {
@@ -24,6 +25,8 @@ BackwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_ind
   refused.stream = arguments.options.stream;
   return refused;
 }
+
+}  // namespace
 
 void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
@@ -44,8 +47,6 @@ void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
     context.slots()->pop(*call.ticket);
   });
 }
-
-}  // namespace
 
 void routed_experts_backward(Context& context, SavedForward&& saved, const TensorView& dy_TD,
                              const ExpertWeights& weights, const RoutedGradients& gradients,

@@ -2,18 +2,9 @@
 #pragma once
 
 #include "backend/backend.hpp"
-#include "distmoe/routed_experts_backward.hpp"
+#include "runtime/backward.hpp"
 
 namespace distmoe {
-
-/// What a caller of a backward brings.
-struct BackwardArguments {
-  const SavedForward& saved;
-  const TensorView& dy_TD;
-  const ExpertWeights& weights;
-  const RoutedGradients& gradients;
-  const CallOptions& options;
-};
 
 /// Checks the arguments of a backward call against the contract, every destination before any is
 /// written. Throws invalid_argument with the tensor, what was given and what is legal; touches

@@ -7,20 +7,26 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "backend/backend.hpp"
+#include "conformance/moe_gradients.hpp"
 #include "conformance/moe_oracle.hpp"
-#include "conformance/moe_runner.hpp"
 #include "layout/context_buffers.hpp"
+#include "runtime/backward.hpp"
 #include "runtime/forward.hpp"
+#include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
 namespace {
 
+using conformance::BackwardForm;
 using conformance::MoeCase;
 using conformance::MoeProblem;
 using conformance::RankCall;
+using conformance::RankGradients;
 using conformance::RoutePattern;
 using conformance::TokenCounts;
 
@@ -83,14 +89,25 @@ class WatchingCommunicator final : public Communicator {
   std::shared_ptr<Communicator> inner_;
 };
 
-/// A call on a context that no public one can make.
-void forward(ContextImpl& impl, const RankCall& call) {
-  run_forward(impl, {call.input, call.weights, call.y_view(), {}, false});
+/// A call on a context that no public one can make; in training it saves and has its backward.
+void run_call(ContextImpl& impl, const RankCall& call, const RankGradients& gradients) {
+  const bool saves = !impl.config().inference;
+  run_forward(impl, {call.input, call.weights, call.y_view(), {}, saves});
+  if (!saves) return;
+  auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
+  saved->set(impl.slots()->push(),
+             {.num_tokens = call.input.x_TD.shape[0], .score_dtype = DType::kF32, .norm = {}});
+  const SavedForward forward(std::move(saved));
+  run_backward(impl, {forward, gradients.dy(), call.weights, gradients.destinations(), {}});
 }
 
-void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case) {
+void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case,
+                          const std::optional<BackwardForm>& training = std::nullopt) {
   const TokenCounts counts = conformance::even_split(problem.shape.num_tokens, moe_case.ranks);
-  const Config config = conformance::config_of(problem, moe_case, {}, counts.back());
+  const Config config =
+      training ? conformance::training_config(problem, moe_case, *training, counts.back())
+               : conformance::config_of(problem, moe_case, {}, counts.back());
+  const std::vector<BF16> dy = conformance::make_dy(problem, 162);
   const std::vector<BF16> expected = conformance::run(problem, moe_case);
   const GuardedPlan guarded(
       plan_memory(config, moe_case.ranks, {.num_threads = moe_case.num_threads}));
@@ -105,15 +122,17 @@ void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case) {
                                         .num_threads = moe_case.num_threads,
                                         .rank = rank,
                                         .size = moe_case.ranks}),
-                     nullptr, communicator, rank, moe_case.ranks, Device{});
+                     std::make_shared<SlotLedger>(guarded.plan.num_slots, 1), communicator, rank,
+                     moe_case.ranks, Device{});
     const RankCall call = conformance::pack_rank(problem, {}, counts, rank);
-    forward(impl, call);
+    const RankGradients gradients(problem, dy, {}, counts, rank);
+    run_call(impl, call, gradients);
     ASSERT_NE(watching->headers, nullptr);
     std::byte* base = watching->headers - guarded.headers;
     for (const std::int64_t canary : guarded.canaries) {
       std::fill_n(base + canary, kCanaryBytes, kCanary);
     }
-    forward(impl, call);
+    run_call(impl, call, gradients);
     for (const std::int64_t canary : guarded.canaries) {
       EXPECT_TRUE(std::all_of(base + canary, base + canary + kCanaryBytes,
                               [](std::byte b) { return b == kCanary; }))
@@ -146,6 +165,31 @@ TEST(MemorySections, CanariesLiveThroughTheLargestLoad) {
                                                         .top_k = 4},
                                                        RoutePattern::kDistinct, 161),
                              moe_case);
+      }
+    }
+  }
+}
+
+TEST(MemorySections, CanariesLiveThroughTheLargestBackward) {
+  for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
+    for (const Combine combine : {Combine::kPerRoute, Combine::kPerRank}) {
+      if (policy == ActivationPolicy::kFull && combine == Combine::kPerRank) continue;
+      for (const int ranks : {2, 3, 5}) {
+        const MoeCase moe_case{.ranks = ranks, .num_threads = 2, .combine = combine};
+        for (const std::int64_t width : {1, 32, 67}) {
+          for (const RoutePattern pattern : {RoutePattern::kOneExpert, RoutePattern::kDistinct}) {
+            SCOPED_TRACE(testing::Message() << ranks << " ranks, width " << width);
+            const MoeProblem problem = conformance::make_problem({.num_tokens = 64 * ranks,
+                                                                  .hidden_dim = width,
+                                                                  .intermediate_dim = width,
+                                                                  .num_experts = 5,
+                                                                  .top_k = 4},
+                                                                 pattern, 163);
+            expect_canaries_live(problem, moe_case, BackwardForm{.policy = policy});
+            expect_canaries_live(problem, moe_case,
+                                 BackwardForm{.policy = policy, .slot_factor = 1.0 * ranks});
+          }
+        }
       }
     }
   }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Invariant: a saving call writes its slot's bytes and its own scratch, and no other byte of the
-// activation buffer; what it keeps is what the memory plan says: x gathered in the order of rows,
-// h1 behind it and h3 by token and k, or this rank's own x.
+// Invariant: a saving call and its backward write the slot's bytes of the call and their own
+// scratch, and no other byte of the activation buffer; what it keeps is what the memory plan says:
+// x gathered in the order of rows, h1 behind it and h3 by token and k, or this rank's own x.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "backend/cpu/cpu_backend.hpp"
+#include "conformance/moe_gradients.hpp"
 #include "conformance/moe_oracle.hpp"
-#include "conformance/moe_runner.hpp"
 #include "plan/layer_bytes.hpp"
 #include "runtime/context_impl.hpp"
 
@@ -143,6 +143,18 @@ void SavedRegions::check_rank(const MoeProblem& problem, const MoeCase& moe_case
                                std::int64_t{rank} * kTokens);
     EXPECT_EQ(conformance::first_difference(expected, call.y_rows(), kHidden), "");
   }
+  // Their backwards, which may use every region of scratch.
+  const std::vector<BF16> dy = conformance::make_dy(problem, 321);
+  const conformance::RankGradients gradients(problem, dy, {}, counts, rank);
+  for (; !saved.empty(); saved.pop_back()) {
+    routed_experts_backward(context, std::move(saved.back()), gradients.dy(), call.weights,
+                            gradients.destinations());
+  }
+  const std::int64_t rows = context.last_call().rows_per_rank[static_cast<std::size_t>(rank)];
+  EXPECT_LE(context.region_peaks().device_scratch_bytes, layer.scratch(rows));
+  EXPECT_EQ(context.region_peaks().slot_bytes, (std::vector<std::int64_t>{0, used, 0}));
+  activations.expect_untouched_outside(plan.slot_bytes, plan.slot_bytes + used,
+                                       context.region_peaks().device_scratch_bytes);
 }
 
 TEST_P(SavedRegions, HoldWhatThePlanSaysAndNothingElseIsWritten) {

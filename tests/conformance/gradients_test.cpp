@@ -60,6 +60,36 @@ TEST_P(Gradients, OfClampedSwigluWithBiasesKeepToTheContract) {
   }
 }
 
+/// The contract's own error is that of a BF16 layer whose products sum exactly.
+TEST_P(Gradients, OfRandomShapesAreAsExactAsBF16Allows) {
+  for (std::uint64_t seed = 600; seed < 612; ++seed) {
+    const auto pick = [&](std::uint64_t what, std::uint64_t low, std::uint64_t high) {
+      return static_cast<std::int64_t>(low + mix(seed, what) % (high - low + 1));
+    };
+    const MoeProblem problem = make_problem({.num_tokens = pick(1, 20, 90),
+                                             .hidden_dim = pick(2, 8, 130),
+                                             .intermediate_dim = pick(3, 8, 130),
+                                             .num_experts = pick(4, 4, 12),
+                                             .top_k = pick(5, 1, 4)},
+                                            RoutePattern::kDistinct, seed);
+    const std::vector<BF16> dy = make_dy(problem, seed + 100);
+    const GradientValues actual = run_backward(problem, dy, GetParam());
+    const GradientOracle exact = gradient_oracle(problem, dy, Rounding::kNone);
+    const GradientOracle contract = gradient_oracle(problem, dy, Rounding::kContract);
+    const auto expect_exact = [&](const char* name, const std::vector<float>& values,
+                                  const std::vector<double>& rounded,
+                                  const std::vector<double>& truth) {
+      EXPECT_LE(relative_error(values, truth), 1.1 * relative_error(rounded, truth))
+          << name << ", seed " << seed;
+    };
+    expect_exact("grad_x", actual.x, contract.x, exact.x);
+    expect_exact("grad_scores", actual.scores, contract.scores, exact.scores);
+    expect_exact("grad of gate", actual.gate, contract.gate, exact.gate);
+    expect_exact("grad of up", actual.up, contract.up, exact.up);
+    expect_exact("grad of w2", actual.down, contract.down, exact.down);
+  }
+}
+
 /// A backward that another activation's or a swapped weight's gradients satisfied would be no test.
 TEST(GradientOracles, TellOtherFormulasApart) {
   MoeProblem problem = make_problem(kShape, RoutePattern::kDistinct, 406);
