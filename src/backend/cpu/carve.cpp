@@ -18,7 +18,7 @@ void CpuBackend::carve(const ForwardCall& call) {
 
 void CpuBackend::carve_backward(const BackwardCall& call) {
   place_scratch();
-  place_saved(slots_.layer(*call.ticket));
+  if (call.ticket) place_saved(slots_.layer(*call.ticket));
 }
 
 DenseRows CpuBackend::rows_at(std::int64_t offset, std::int64_t width) const {

@@ -140,8 +140,8 @@ class CpuBackend::RouteSums {
   const std::optional<NormCall>& norm_;
   std::vector<float> rstd_;
   std::vector<float> gain_;
-  ColumnSums sums_;
-  ColumnSums lost_;  ///< to rounding
+  ColumnSums sums_{};
+  ColumnSums lost_{};  ///< to rounding
   std::int64_t column_ = 0;
   std::int64_t count_ = 0;
 };

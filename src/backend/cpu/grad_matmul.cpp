@@ -57,6 +57,7 @@ void multiply_dgrad(const MatrixView& rows, const MatrixView& weights, std::int6
     dgrad_f32(rows, weights, num_columns, tile, accumulates, workspace);
     return;
   }
+  read_ahead(weights, num_columns);
   multiply_operands({rows.data, rows.num_rows, weights.num_rows, rows.row_stride},
                     {weights.data, num_columns, weights.num_rows, weights.row_stride, true}, tile,
                     num_columns, accumulates, workspace);

@@ -13,6 +13,11 @@
 namespace distmoe::cpu {
 namespace {
 
+/// Rows of a weight in one tile: its FP32 sums stay in the second-level cache until they are
+/// stored.
+constexpr std::int64_t kWgradRows = 256;
+static_assert(kWgradRows <= kCpuRowBlock);
+
 /// Rows of a tile of FP32 sums, rounded to rows of BF16.
 void round_tile(const float* tile, std::int64_t num_rows, std::int64_t num_columns, BF16* out,
                 std::int64_t row_stride) {
@@ -159,11 +164,11 @@ std::vector<CpuBackend::WgradTile> CpuBackend::wgrad_tiles(std::int64_t num_halv
   std::vector<WgradTile> tiles;
   for (std::int64_t expert = 0; expert < routing_.num_local_experts(); ++expert) {
     for (std::int64_t half = 0; half < num_halves; ++half) {
-      for (std::int64_t row = 0; row < num_rows; row += kCpuRowBlock) {
+      for (std::int64_t row = 0; row < num_rows; row += kWgradRows) {
         for (std::int64_t column = 0; column < num_columns; column += kCpuTileColumns) {
           tiles.push_back({.expert = expert,
                            .first_row = row,
-                           .num_rows = std::min(kCpuRowBlock, num_rows - row),
+                           .num_rows = std::min(kWgradRows, num_rows - row),
                            .half = half,
                            .first_column = column,
                            .num_columns = std::min(kCpuTileColumns, num_columns - column)});

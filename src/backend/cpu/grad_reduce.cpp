@@ -75,7 +75,7 @@ void CpuBackend::write_grad_x(const BackwardCall& call) {
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
   const TensorView& grad_x = call.grad_x_TD;
   pool_.run_ranges(call.num_tokens, kReduceGrain, [&](std::int64_t begin, std::int64_t end) {
-    std::array<float, kColumnsAtATime> sums;
+    std::array<float, kColumnsAtATime> sums{};
     for (std::int64_t token = begin; token < end; ++token) {
       BF16* out = static_cast<BF16*>(grad_x.data) + token * grad_x.strides[0];
       for (std::int64_t column = 0; column < width; column += kColumnsAtATime) {

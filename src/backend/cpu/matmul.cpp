@@ -74,25 +74,6 @@ void multiply_transposed(memory::data_type type, const Operand& a, const Operand
   product.run(a.data, b.data, out, workspace.library_scratch);
 }
 
-/// Brings `matrix` into the cache.
-// NOTE: the library reads the weights while it packs them, from few places at a time, and waits for
-// memory: with weights that are read first in four streams a product of 128 rows x 256 columns x
-// depth 768 ran at 401 instead of 370 GFLOP/s, of depth 2048 at 409 instead of 404 (oneDNN 2.6.3,
-// two cores of Zen 4, weights in memory).
-void read_ahead(const MatrixView& matrix, std::int64_t depth) {
-  constexpr std::int64_t kStreams = 4;
-  constexpr std::int64_t kLine = 64 / sizeof(BF16);
-  const std::int64_t rows_per_stream = ceil_div(matrix.num_rows, kStreams);
-  for (std::int64_t row = 0; row < rows_per_stream; ++row) {
-    for (std::int64_t k = 0; k < depth; k += kLine) {
-      for (std::int64_t m = row; m < matrix.num_rows; m += rows_per_stream) {
-        const BF16* line = matrix.data + m * matrix.row_stride + k;
-        static_cast<void>(*reinterpret_cast<const volatile unsigned char*>(line));
-      }
-    }
-  }
-}
-
 void multiply_bf16(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
                    float* tile, const Workspace& workspace) {
   const Operand x{rows.data, rows.num_rows, rows.row_stride};
@@ -185,6 +166,24 @@ std::string describe_matmul() {
   return concat("oneDNN ", version->major, '.', version->minor, '.', version->patch, ", ",
                 matmul_kind() == MatmulKind::kBF16 ? "BF16" : "FP32", " operands (",
                 instruction_set(), ")");
+}
+
+// NOTE: the library reads the weights while it packs them, from few places at a time, and waits for
+// memory: with weights that are read first in four streams a product of 128 rows x 256 columns x
+// depth 768 ran at 401 instead of 370 GFLOP/s, of depth 2048 at 409 instead of 404 (oneDNN 2.6.3,
+// two cores of Zen 4, weights in memory).
+void read_ahead(const MatrixView& matrix, std::int64_t num_columns) {
+  constexpr std::int64_t kStreams = 4;
+  constexpr std::int64_t kLine = 64 / sizeof(BF16);
+  const std::int64_t rows_per_stream = ceil_div(matrix.num_rows, kStreams);
+  for (std::int64_t row = 0; row < rows_per_stream; ++row) {
+    for (std::int64_t column = 0; column < num_columns; column += kLine) {
+      for (std::int64_t m = row; m < matrix.num_rows; m += rows_per_stream) {
+        const BF16* line = matrix.data + m * matrix.row_stride + column;
+        static_cast<void>(*reinterpret_cast<const volatile unsigned char*>(line));
+      }
+    }
+  }
 }
 
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,

@@ -46,6 +46,9 @@ std::string describe_matmul();
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
               const Workspace& workspace);
 
+/// Brings rows of `num_columns` elements into the cache, before a product waits for them.
+void read_ahead(const MatrixView& matrix, std::int64_t num_columns);
+
 /// An operand in the library's own type, BF16 or FP32 as matmul_kind() says: `num_outer` rows (of
 /// a) or columns (of b) of the result by `depth`. Element (outer, k) is data[outer * stride + k],
 /// or data[k * stride + outer] where it lies by depth.
