@@ -25,6 +25,7 @@ void OutputGather::run(RankGroup& group, const std::filesystem::path& path,
                        std::span<const OutputTensor> tensors) {
   if (group.is_first()) {
     std::vector<TensorEntry> entries;
+    entries.reserve(tensors.size());
     for (const OutputTensor& tensor : tensors) entries.push_back(tensor.entry);
     write([&] { file_ = std::make_unique<SafetensorsWriter>(path, entries); });
   }

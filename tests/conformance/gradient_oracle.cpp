@@ -205,6 +205,7 @@ template double relative_error(const std::vector<float>&, const std::vector<doub
 std::vector<BF16> make_dy(const MoeProblem& problem, std::uint64_t seed) {
   std::vector<BF16> dy;
   const std::int64_t size = problem.shape.num_tokens * problem.shape.hidden_dim;
+  dy.reserve(static_cast<std::size_t>(size));
   for (std::int64_t i = 0; i < size; ++i) {
     dy.push_back(to_bf16(uniform(seed, 4711, static_cast<std::uint64_t>(i))));
   }

@@ -113,6 +113,7 @@ std::string first_violation(const MoeProblem& problem, const GradientValues& act
 
 std::vector<float> widened(const std::vector<BF16>& rows) {
   std::vector<float> values;
+  values.reserve(rows.size());
   for (const BF16 value : rows) values.push_back(to_float(value));
   return values;
 }

@@ -119,6 +119,8 @@ TEST_P(Norm, GammaScalesTheRoutes) {
   const MoeProblem problem = problem_with_biases(526);
   OracleNorm norm{.eps = 1e-5, .gain = {}};
   std::vector<BF16> gamma;
+  gamma.reserve(48);
+  norm.gain.reserve(48);
   for (std::uint64_t d = 0; d < 48; ++d) {
     gamma.push_back(to_bf16(uniform(527, d)));
     norm.gain.push_back(to_float(to_bf16(to_float(gamma.back()) + 1.0F)));

@@ -39,11 +39,13 @@ class Training {
       for (float& score : problem.scores) score = 0.5F * std::abs(score);
       for (auto* matrix : {&problem.gate, &problem.up, &problem.down}) {
         std::vector<float> master;
+        master.reserve(matrix->size());
         for (const BF16 value : *matrix) master.push_back(0.5F * to_float(value));
         masters_.push_back(std::move(master));
       }
     }
     input_ = problems_[0].x;
+    target_.reserve(input_.size());
     for (std::int64_t i = 0; i < kTokens * kHidden; ++i) {
       target_.push_back(static_cast<float>(uniform(510, static_cast<std::uint64_t>(i))));
     }
@@ -51,6 +53,7 @@ class Training {
 
   std::vector<double> losses() {
     std::vector<double> losses;
+    losses.reserve(kSteps);
     for (int step = 0; step < kSteps; ++step) losses.push_back(run_step());
     return losses;
   }
@@ -69,6 +72,7 @@ class Training {
   /// a + b, rounded.
   static std::vector<BF16> sum(const std::vector<BF16>& a, const std::vector<BF16>& b) {
     std::vector<BF16> out;
+    out.reserve(a.size());
     for (std::size_t i = 0; i < a.size(); ++i)
       out.push_back(to_bf16(to_float(a[i]) + to_float(b[i])));
     return out;
@@ -77,6 +81,7 @@ class Training {
   /// dy of the mean squared error, and the error.
   std::vector<BF16> loss_gradient(const std::vector<BF16>& y, double& loss) const {
     std::vector<BF16> dy;
+    dy.reserve(y.size());
     for (std::size_t i = 0; i < y.size(); ++i) {
       const double difference = to_float(y[i]) - target_[i];
       loss += difference * difference / static_cast<double>(y.size());
@@ -136,6 +141,7 @@ class Training {
     }
     std::vector<BF16> rows;
     const std::int64_t size = counts_[static_cast<std::size_t>(rank)] * kHidden;
+    rows.reserve(static_cast<std::size_t>(size));
     for (std::int64_t i = 0; i < size; ++i) {
       rows.push_back(to_bf16(all[first + static_cast<std::size_t>(i)]));
     }

@@ -43,7 +43,9 @@ class GradientFile {
       std::memcpy(values.data(), stored.data.data(), stored.data.size());
       return values;
     }
-    for (const BF16 value : rows(name)) values.push_back(to_float(value));
+    const std::vector<BF16> stored_rows = rows(name);
+    values.reserve(stored_rows.size());
+    for (const BF16 value : stored_rows) values.push_back(to_float(value));
     return values;
   }
   std::vector<BF16> rows(const std::string& name) const {

@@ -107,6 +107,7 @@ class CpuBackend::RouteSums {
   RouteSums(const ForwardCall& call, std::int64_t hidden_dim)
       : norm_(call.norm), rstd_(static_cast<std::size_t>(call.topk_scores_TK.shape[1])) {
     if (!norm_ || norm_->gamma_D == nullptr) return;
+    gain_.reserve(static_cast<std::size_t>(hidden_dim));
     for (std::int64_t i = 0; i < hidden_dim; ++i) {
       const float sum = to_float(norm_->gamma_D[i]) + norm_->gain_center;
       gain_.push_back(to_float(to_bf16(sum)));
