@@ -20,8 +20,8 @@ void check_dtype(const char* name, const TensorView& tensor, DType first, DType 
 void check_memory(const ContextImpl& context, const char* name, const TensorView& tensor);
 /// CUDA kernels move rows in pieces of 16 bytes: unsupported where rows start elsewhere.
 void check_vector_rows(const ContextImpl& context, const char* name, const TensorView& rows);
-/// CUDA kernels find weights through tensor maps, which know strides of some bits alone: unsupported
-/// for others.
+/// CUDA kernels find weights through tensor maps, which know strides of some bits alone:
+/// unsupported for others.
 void check_weight_strides(const ContextImpl& context, const char* name, const TensorView& weights);
 /// The elements of a row lie together; rows may be apart.
 void check_row_major(const char* name, const TensorView& tensor);
