@@ -4,6 +4,7 @@
 # tcp_netns_test.sh COMMAND CHECKPOINT
 # Runs the command over TCP on four ranks of which two live in another network namespace: all that
 # the two sides share is a link, as between hosts. Then the link goes down in the middle of a run.
+# At last rank 1 waits for rank 0 at a port that outgoing connections are given too.
 # Skips (77) where the machine cannot.
 set -u
 distmoe=$1 checkpoint=$2
@@ -83,3 +84,19 @@ echo "the ranks ended $((SECONDS - begin)) s after the link: $(cat "$folder/err0
 [ $((SECONDS - begin)) -le 6 ] || exit 1
 grep -q "peer_lost.*rank" "$folder/err0" || exit 1
 [ ! -e "$folder/lost" ] || exit 1
+
+# With so few ports a rank that asks again and again is soon given the one that it asks for.
+ip netns exec "$near" sh -c 'echo 40000 40015 >/proc/sys/net/ipv4/ip_local_port_range' || exit 1
+ranks=()
+for rank in 1 0; do
+  ip netns exec "$near" env RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=40003 \
+    "$distmoe" run --engine tcp --checkpoint "$checkpoint" --layer 0 --timeout 20 \
+    >"$folder/out$rank" 2>"$folder/err$rank" &
+  ranks+=($!)
+  [ "$rank" -eq 0 ] || sleep 2
+done
+for rank in 1 0; do
+  wait "${ranks[$((1 - rank))]}" && continue
+  echo "rank $rank, at a port of outgoing connections: $(cat "$folder/err$rank")"
+  exit 1
+done

@@ -83,6 +83,25 @@ bool await(const Socket& socket, short events, Deadline deadline) {
   }
 }
 
+/// NOTE: a port that the system also gives to outgoing connections may be given to the one that
+/// asks for it: where nobody listens there yet, the two ends of a connection are then one socket.
+bool is_connected_to_itself(const Socket& socket) {
+  sockaddr_storage own{};
+  sockaddr_storage peer{};
+  socklen_t own_length = sizeof(own);
+  socklen_t peer_length = sizeof(peer);
+  return getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&own), &own_length) == 0 &&
+         getpeername(socket.fd(), reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0 &&
+         own_length == peer_length && std::memcmp(&own, &peer, own_length) == 0;
+}
+
+/// Without the minute in which a closed connection keeps its port from a listener.
+void give_port_back(Socket& socket) {
+  const linger at_once{1, 0};
+  setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+  socket.reset();
+}
+
 bool is_only_not_ready(int error) {
   return error == EAGAIN || error == EWOULDBLOCK || error == EINTR;
 }
@@ -176,6 +195,10 @@ Socket connect_to(const Endpoint& endpoint, Deadline deadline) {
         getsockopt(connection.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
       return {};
     }
+  }
+  if (is_connected_to_itself(connection)) {
+    give_port_back(connection);
+    return connection;
   }
   configure(connection);
   return connection;
