@@ -3,8 +3,9 @@
 #
 # tcp_netns_test.sh COMMAND CHECKPOINT
 # Runs the command over TCP on four ranks of which two live in another network namespace: all that
-# the two sides share is a link, as between hosts. Then the link goes down in the middle of a run.
-# At last rank 1 waits for rank 0 at a port that outgoing connections are given too.
+# the two sides share is a link, as between hosts. Once rank 1 comes to rank 0 over the loopback
+# device, as where a host's name stands for 127.0.1.1. Then the link goes down in the middle of a
+# run. At last rank 1 waits for rank 0 at a port that outgoing connections are given too.
 # Skips (77) where the machine cannot.
 set -u
 distmoe=$1 checkpoint=$2
@@ -41,13 +42,14 @@ ip -n "$near" link set veth-n up
 ip -n "$far" link set veth-f up
 
 # start MORE...: ranks 0 and 1 here, 2 and 3 there
+master_here=10.77.14.1
 start() {
   ranks=()
-  local rank side
+  local rank side master
   for rank in 0 1 2 3; do
-    side=$near
-    [ "$rank" -lt 2 ] || side=$far
-    ip netns exec "$side" env RANK=$rank WORLD_SIZE=4 MASTER_ADDR=10.77.14.1 MASTER_PORT=29500 \
+    side=$near master=$master_here
+    [ "$rank" -lt 2 ] || side=$far master=10.77.14.1
+    ip netns exec "$side" env RANK=$rank WORLD_SIZE=4 MASTER_ADDR=$master MASTER_PORT=29500 \
       "$distmoe" run --engine tcp --checkpoint "$checkpoint" --layer 0 "$@" \
       >"$folder/out$rank" 2>"$folder/err$rank" &
     ranks+=($!)
@@ -74,6 +76,12 @@ cmp "$folder/tcp" "$folder/threads" || exit 1
 sent=$(ip -n "$far" -s -j link show dev veth-f | grep -o '"tx":{"bytes":[0-9]*' | grep -o '[0-9]*$')
 echo "the far side sent $sent bytes over the link"
 [ "$sent" -gt 300000 ] || exit 1
+
+master_here=127.0.1.1
+start --timeout 20 --output "$folder/loopback"
+finish 0
+cmp "$folder/loopback" "$folder/threads" || exit 1
+master_here=10.77.14.1
 
 start --timeout 2 --repeat 10000 --output "$folder/lost"
 sleep 2

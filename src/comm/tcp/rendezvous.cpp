@@ -154,6 +154,7 @@ class Rendezvous {
         const Socket lobby = connect_to(endpoint, deadline_);
         if (lobby.is_open() && send_all(lobby, bytes_of(hello), deadline_) && is_welcome(lobby)) {
           table_[0] = endpoint;
+          find_neighbours_of_rank_zero();
           return;
         }
       }
@@ -163,6 +164,15 @@ class Rendezvous {
     throw_error(ErrorCode::kPeerLost,
                 concat("rank ", group_.rank, " of ", group_.size, ": rank 0 did not answer at ",
                        group_.host, ":", group_.port, " within ", timeout_.count(), " ms"));
+  }
+
+  /// NOTE: a rank on the machine of rank 0 may come over the loopback device (a host's own name
+  /// often stands for 127.0.1.1), whose address is another machine to everybody else.
+  void find_neighbours_of_rank_zero() {
+    if (is_loopback(table_[0])) return;
+    for (Endpoint& endpoint : table_) {
+      if (is_loopback(endpoint)) endpoint = at_port_of(table_[0], endpoint);
+    }
   }
 
   bool is_welcome(const Socket& lobby) {

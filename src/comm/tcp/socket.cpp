@@ -177,6 +177,32 @@ Endpoint peer_of(const Socket& socket, int port) {
   return peer;
 }
 
+bool is_loopback(const Endpoint& endpoint) {
+  if (endpoint.address.ss_family == AF_INET6) {
+    const auto& address = reinterpret_cast<const sockaddr_in6&>(endpoint.address);
+    return IN6_IS_ADDR_LOOPBACK(&address.sin6_addr);
+  }
+  constexpr std::uint32_t kLoopbackNet = 127;
+  const auto& address = reinterpret_cast<const sockaddr_in&>(endpoint.address);
+  return endpoint.address.ss_family == AF_INET &&
+         ntohl(address.sin_addr.s_addr) >> 24 == kLoopbackNet;
+}
+
+Endpoint at_port_of(Endpoint host, const Endpoint& other) {
+  const auto port_in = [](const Endpoint& endpoint) {
+    return endpoint.address.ss_family == AF_INET6
+               ? reinterpret_cast<const sockaddr_in6&>(endpoint.address).sin6_port
+               : reinterpret_cast<const sockaddr_in&>(endpoint.address).sin_port;
+  };
+  const in_port_t port = port_in(other);
+  if (host.address.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(host.address).sin6_port = port;
+  } else {
+    reinterpret_cast<sockaddr_in&>(host.address).sin_port = port;
+  }
+  return host;
+}
+
 Socket accept_from(const Socket& listener) {
   Socket connection = own(accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (connection.is_open()) configure(connection);

@@ -51,10 +51,14 @@ Socket listen_on(int port);
 int port_of(const Socket& listener);
 /// The other end of `socket`, with `port` in place of its own.
 Endpoint peer_of(const Socket& socket, int port);
+/// Whether only the machine itself reaches it.
+bool is_loopback(const Endpoint& endpoint);
+/// The machine of `host` at the port of `other`.
+Endpoint at_port_of(Endpoint host, const Endpoint& other);
 /// The next connection that waits at `listener`; not open where there is none.
 Socket accept_from(const Socket& listener);
 
-/// Not open where nobody listens there yet, or the deadline passed.
+/// Not open where nobody listens there yet, or the deadline passed; never connected to itself.
 Socket connect_to(const Endpoint& endpoint, Deadline deadline);
 
 struct Transfer {
