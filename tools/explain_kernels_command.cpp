@@ -22,6 +22,8 @@ constexpr std::int64_t kMaxCount = 2147483647;
 constexpr int kMaxCalls = 64;
 /// Of an H200 and an H100 SXM.
 constexpr std::int64_t kDefaultSms = 132;
+/// Far more than any GPU has, and few enough that blocks of a launch count in 32 bits.
+constexpr std::int64_t kMaxSms = 65536;
 
 constexpr const char* kFooter =
     "Routing is balanced: every expert gets as many rows. The rank is the first, which owns most "
@@ -58,7 +60,7 @@ class ExplainKernelsCommand final : public Subcommand {
               [this](std::int64_t value) { inputs_.num_ranks = value; });
     add_count(app, "--ranks-per-device", "Ranks that share a GPU [1]", kMaxCount,
               [this](std::int64_t value) { inputs_.ranks_on_device = value; });
-    add_count(app, "--sms", "Streaming multiprocessors of the GPU [132, as an H200 has]", kMaxCount,
+    add_count(app, "--sms", "Streaming multiprocessors of the GPU [132, as an H200 has]", kMaxSms,
               [this](std::int64_t value) { inputs_.device_sms = value; });
     add(app, "--kernel-choice", "tuned|fixed", "As Config::kernel_choice [tuned]",
         [this](const std::string& text) {

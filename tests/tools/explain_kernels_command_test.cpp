@@ -129,6 +129,7 @@ TEST_F(ExplainKernelsCommand, RefusesWrongArguments) {
   expect_refused(2, shape_and({"--top-k", "2", "--tokens", "0"}), "--tokens");
   expect_refused(2, shape_and({"--top-k", "2", "--tokens", "8", "x"}), "'x'");
   expect_refused(2, shape_and({"--top-k", "2", "--tokens", "8", "--sms", "0"}), "--sms");
+  expect_refused(2, shape_and({"--top-k", "2", "--tokens", "8", "--sms", "65537"}), "1..65536");
   expect_refused(2, shape_and({"--top-k", "2", "--tokens", "8", "--kernel-choice", "best"}),
                  "tuned or fixed");
   expect_refused(
