@@ -119,6 +119,8 @@ TEST_F(BenchCommand, WrongArgumentsExitWith2) {
   expect_refused(2, {}, "--shape");
   expect_refused(2, {"--shape", "64,32,8,9", "--tokens", "4"}, "top_k is 9");
   expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "x"}, "--tokens is 'x'");
+  expect_refused(2, {"--shape", "1000000,1000000,6000000,1", "--tokens", "1"},
+                 "does not fit in 64 bits: 6000000 * 2000000000000");
   expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "4", "--graph"}, "--backend cuda");
 }
 

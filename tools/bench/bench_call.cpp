@@ -69,14 +69,16 @@ BenchWeights::BenchWeights(BenchDevice& device, const LayerValues& values,
   const std::int64_t d = values.hidden_dim;
   const std::int64_t f = values.intermediate_dim;
   const std::int64_t w2_size = checked_mul(d, f);
+  const std::int64_t w13_size = checked_mul(2, w2_size);
   for (int copy = 0; copy < num_copies; ++copy) {
     copies_.push_back(
-        {.w13_L2FD = {place_noise(device, values.w13, first_expert * 2 * w2_size,
-                                  num_experts * 2 * w2_size),
+        {.w13_L2FD = {place_noise(device, values.w13, checked_mul(first_expert, w13_size),
+                                  checked_mul(num_experts, w13_size)),
                       DType::kBF16,
                       {num_experts, 2 * f, d},
                       device.place()},
-         .w2_LDF = {place_noise(device, values.w2, first_expert * w2_size, num_experts * w2_size),
+         .w2_LDF = {place_noise(device, values.w2, checked_mul(first_expert, w2_size),
+                                checked_mul(num_experts, w2_size)),
                     DType::kBF16,
                     {num_experts, d, f},
                     device.place()}});
