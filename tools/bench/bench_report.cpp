@@ -75,8 +75,13 @@ void add_line(std::ostringstream& text, const std::string& shape,
   text << remark << '\n';
 }
 
+/// NaN is outside too.
+bool is_within(const BenchReport& report, const BenchRow& row) {
+  return row.rel_l2 <= report.tolerance;
+}
+
 const char* remark_on(const BenchReport& report, const BenchRow& row) {
-  if (row.rel_l2 > report.tolerance) return "  WRONG: outside the tolerance";
+  if (!is_within(report, row)) return "  WRONG: outside the tolerance";
   if (!row.is_bitwise_repeatable) return "  WRONG: repeats differ";
   return row.is_unstable() ? "  unstable" : "";
 }
@@ -128,8 +133,7 @@ std::string text_of(const BenchReport& report) {
 Failure judge(const BenchReport& report) {
   for (const BenchRow& row : report.rows) {
     const auto place = [&] { return concat("shape ", row.shape, ", ", row.tokens, " tokens: "); };
-    // NaN is outside too.
-    if (!(row.rel_l2 <= report.tolerance)) {
+    if (!is_within(report, row)) {
       return {
           ExitCode::kRuntimeFailure, ErrorCode::kInternal,
           concat(place(), "the timed call is outside the tolerance: the relative L2 distance to ",
