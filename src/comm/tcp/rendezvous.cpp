@@ -20,6 +20,9 @@ using std::chrono::steady_clock;
 
 constexpr int kLongestPoll = 1000;  // milliseconds
 constexpr milliseconds kRetryPause{20};
+/// After which the next address of rank 0's host is tried, and this one again later: a network may
+/// drop what is sent to one of them without a word.
+constexpr milliseconds kAddressPatience{2000};
 /// Rank 0 answers at its own deadline, which may be a little later than that of a rank that waits.
 constexpr milliseconds kAnswerGrace{1000};
 /// Connections that have not said all of their words, beside those of the ranks: the oldest goes.
@@ -151,7 +154,8 @@ class Rendezvous {
     const Hello hello = make_hello(Purpose::kLobby, port_of(listener_));
     while (steady_clock::now() < deadline_) {
       for (const Endpoint& endpoint : resolve(group_.host, group_.port)) {
-        const Socket lobby = connect_to(endpoint, deadline_);
+        const Socket lobby =
+            connect_to(endpoint, std::min(deadline_, deadline_after(kAddressPatience)));
         if (lobby.is_open() && send_all(lobby, bytes_of(hello), deadline_) && is_welcome(lobby)) {
           table_[0] = endpoint;
           find_neighbours_of_rank_zero();
