@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <thread>
 
@@ -47,14 +48,16 @@ struct Product {
     tile.assign(static_cast<std::size_t>(m * n) + 8, std::nanf(""));
   }
 
-  /// The tile, row-major.
-  const std::vector<float>& run() {
+  Workspace parts() {
     void* base = workspace.data();
     std::size_t space = workspace.size();
     std::align(128, static_cast<std::size_t>(layout.bytes), base, space);
-    const Workspace parts(static_cast<std::byte*>(base), layout);
+    return {static_cast<std::byte*>(base), layout};
+  }
+  /// The tile, row-major.
+  const std::vector<float>& run() {
     multiply({rows.data(), num_rows, stride}, {weights.data(), num_columns, stride}, depth,
-             tile.data(), parts);
+             tile.data(), parts());
     return tile;
   }
   float at(std::int64_t m, std::int64_t n) const {
@@ -116,6 +119,42 @@ TEST(Matmul, BitsDependOnTheOperandsAlone) {
       });
     }
     for (std::thread& thread : threads) thread.join();
+  }
+}
+
+/// A product of rows without gaps, as calls have them, of weights with rows `weight_stride` apart.
+std::vector<float> product_of_dense_rows(std::int64_t rows, std::int64_t columns,
+                                         std::int64_t depth, std::int64_t weight_stride) {
+  Product product(rows, columns, depth);
+  const auto repack = [&](std::vector<BF16>& values, std::int64_t count, std::int64_t stride) {
+    std::vector<BF16> packed(static_cast<std::size_t>(count * stride), BF16{0x7FC0});
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::copy_n(values.begin() + i * product.stride, depth, packed.begin() + i * stride);
+    }
+    values = std::move(packed);
+  };
+  repack(product.rows, rows, depth);
+  repack(product.weights, columns, weight_stride);
+  const Workspace parts = product.parts();
+  multiply({product.rows.data(), rows, depth}, {product.weights.data(), columns, weight_stride},
+           depth, product.tile.data(), parts);
+  return product.tile;
+}
+
+// reports: A34, A117: the rows of an interleaved gate lie two apart.
+TEST(Matmul, BitsDoNotDependOnTheStrideOfTheWeights) {
+  for (const std::int64_t rows : {1, 5, 24, 129}) {
+    for (const std::int64_t depth : {512, 513, 2048}) {
+      const std::vector<float> expected = product_of_dense_rows(rows, 256, depth, depth);
+      for (const std::int64_t stride : {2 * depth, depth + 1, depth + 64}) {
+        const std::vector<float> actual = product_of_dense_rows(rows, 256, depth, stride);
+        const auto count = static_cast<std::size_t>(rows * 256);
+        for (std::size_t i = 0; i < count; ++i) {
+          ASSERT_EQ(expected[i], actual[i])
+              << rows << " rows, depth " << depth << ", stride " << stride << ", element " << i;
+        }
+      }
+    }
   }
 }
 

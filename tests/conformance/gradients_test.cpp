@@ -195,6 +195,19 @@ TEST_P(Gradients, FormsOfTheSameValuesGiveTheSameBits) {
   }
 }
 
+/// At widths where the matrix library has a choice: for rows of weights with gaps it took another
+/// product.
+// reports: A117
+TEST_P(Gradients, OfInterleavedWeightsOfModelWidthsHaveTheSameBits) {
+  const MoeProblem problem = make_problem(
+      {.num_tokens = 64, .hidden_dim = 512, .intermediate_dim = 256, .num_experts = 4, .top_k = 2},
+      RoutePattern::kDistinct, 419);
+  const std::vector<BF16> dy = make_dy(problem, 420);
+  const GradientValues expected = run_backward(problem, dy, GetParam());
+  const BackwardForm form{.call = {.w13 = W13Form::kInterleaved}};
+  EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
+}
+
 TEST_P(Gradients, OfBF16ScoresAndWeightsAreTheRoundedOnes) {
   MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, 416);
   add_biases(problem, 417);

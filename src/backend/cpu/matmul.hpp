@@ -42,7 +42,7 @@ std::string describe_matmul();
 
 /// tile[m * weights.num_rows + n] = sum_k rows(m, k) * weights(n, k), summed in FP32. `rows` has at
 /// most kCpuRowBlock rows, `weights` at most kCpuTileColumns. The bits depend on the operands'
-/// shapes and values only.
+/// shapes and values only, and on whether `rows` has gaps.
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
               const Workspace& workspace);
 
@@ -61,7 +61,8 @@ struct StridedOperand {
 };
 
 /// out[m * out_stride + n] = sum_k a(m, k) * b(n, k), summed in FP32; with `accumulates` the sum is
-/// added to what is there. The bits depend on the operands' shapes and values only.
+/// added to what is there. The bits depend on the operands' shapes and values only, and on whether
+/// both are without gaps.
 void multiply_operands(const StridedOperand& a, const StridedOperand& b, float* out,
                        std::int64_t out_stride, bool accumulates, const Workspace& workspace);
 
