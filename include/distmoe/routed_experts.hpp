@@ -31,7 +31,7 @@ struct RoutedInput {
 /// rstd = 1 / sqrt(mean(h3^2) + eps), in FP32. The same on every rank; for combine per_route, on
 /// the CPU. The forward's travels to its backward, for which activation_policy must be full.
 struct PostExpertNorm {
-  double eps = 1e-6;  ///< finite, > 0
+  double eps = 1e-6;  ///< finite, > 0; like all numbers here also in FP32
   /// BF16 [D], contiguous, in inference contexts: h3 is multiplied by bf16(gamma + gain_center),
   /// after rstd was taken of it.
   TensorView gamma_D = {};
@@ -47,7 +47,7 @@ struct PostExpertNorm {
 /// the activation reads it, rounded to BF16; NaN exceeds nothing. On the CPU.
 struct ClipStatistics {
   TensorView counts_3 = {};  ///< int64 or FP32 [3], contiguous; not given: nothing is counted
-  double limit = 7.0;        ///< finite; has nothing to do with swiglu_limit
+  double limit = 7.0;        ///< finite, also in FP32; has nothing to do with swiglu_limit
 };
 
 struct CallOptions {

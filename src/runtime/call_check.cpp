@@ -122,6 +122,9 @@ BiasRows resolve_bias(const ContextImpl& context, const char* name, const Tensor
           .stride = stride_or_zero(bias, 1)};
 }
 
+/// Numbers that calls compute with in FP32.
+bool is_finite_fp32(double value) { return std::isfinite(static_cast<float>(value)); }
+
 void check_norm(const ContextImpl& context, const PostExpertNorm& norm) {
   const Config& config = context.config();
   DISTMOE_CHECK(context.device().type == DeviceType::kCpu, kUnsupported,
@@ -129,10 +132,10 @@ void check_norm(const ContextImpl& context, const PostExpertNorm& norm) {
   DISTMOE_CHECK(config.combine == Combine::kPerRoute, kInvalidArgument,
                 "post-expert RMSNorm needs every route at the owner of its token: combine per_rank "
                 "sends sums, per_route rows");
-  DISTMOE_CHECK(std::isfinite(norm.eps) && norm.eps > 0, kInvalidArgument, "norm.eps is ", norm.eps,
-                "; legal is a finite number > 0");
-  DISTMOE_CHECK(std::isfinite(norm.gain_center), kInvalidArgument, "norm.gain_center is ",
-                norm.gain_center, "; legal is a finite number");
+  DISTMOE_CHECK(is_finite_fp32(norm.eps) && static_cast<float>(norm.eps) > 0, kInvalidArgument,
+                "norm.eps is ", norm.eps, "; legal is a finite number > 0, also in FP32");
+  DISTMOE_CHECK(is_finite_fp32(norm.gain_center), kInvalidArgument, "norm.gain_center is ",
+                norm.gain_center, "; legal is a finite number, also in FP32");
   if (!norm.gamma_D.is_given()) {
     DISTMOE_CHECK(norm.gain_center == 0, kInvalidArgument, "norm.gain_center is ", norm.gain_center,
                   " without a norm.gamma that it belongs to");
@@ -157,8 +160,8 @@ void check_clip_statistics(const ContextImpl& context, const ClipStatistics& cli
   check_dtype("clip_statistics.counts", counts, DType::kI64, DType::kF32);
   check_memory(context, "clip_statistics.counts", counts);
   check_contiguous("clip_statistics.counts", counts);
-  DISTMOE_CHECK(std::isfinite(clip.limit), kInvalidArgument, "clip_statistics.limit is ",
-                clip.limit, "; legal is a finite number");
+  DISTMOE_CHECK(is_finite_fp32(clip.limit), kInvalidArgument, "clip_statistics.limit is ",
+                clip.limit, "; legal is a finite number, also in FP32");
 }
 
 }  // namespace

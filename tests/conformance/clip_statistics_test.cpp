@@ -131,6 +131,7 @@ TEST_P(ClipCounts, OfABadDestinationAreRefusedAndUntouched) {
     expect_refused({{own.data(), DType::kI32, {3}}, 1.0}, "clip_statistics.counts must be int64");
     expect_refused({{own.data(), DType::kI64, {3}}, NAN}, "clip_statistics.limit is nan");
     expect_refused({{own.data(), DType::kI64, {3}}, INFINITY}, "clip_statistics.limit is inf");
+    expect_refused({{own.data(), DType::kI64, {3}}, 1e39}, "clip_statistics.limit is 1e+39");
   });
 }
 

@@ -181,6 +181,10 @@ TEST_P(Norm, WithoutMeaningIsRefused) {
   const Config training = training_config(problem, GetParam(), {}, kShape.num_tokens);
   expect_refused(inference, {.eps = 0.0}, false, {"norm.eps is 0"});
   expect_refused(inference, {.eps = NAN}, false, {"norm.eps is nan"});
+  expect_refused(inference, {.eps = 1e-50}, false, {"norm.eps is 1e-50", "FP32"});
+  expect_refused(inference, {.eps = 1e39}, false, {"norm.eps is 1e+39", "FP32"});
+  expect_refused(inference, {.gamma_D = gamma_view, .gain_center = -1e39}, false,
+                 {"norm.gain_center is -1e+39"});
   expect_refused(inference, {.gain_center = 1.0}, false, {"norm.gain_center is 1", "norm.gamma"});
   expect_refused(inference, {.gamma_D = gamma_view, .uses_kahan = true}, false, {"uses_kahan"});
   expect_refused(inference, {.gamma_D = {gamma.data(), DType::kBF16, {47}}}, false,
