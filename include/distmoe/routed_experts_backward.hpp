@@ -33,9 +33,10 @@ struct RoutedGradients {
 /// The backward of the forward that `saved` is of: gradients of x, the scores and the weights from
 /// dy_TD, the gradient of y (BF16 [T, D] with the forward's T; rows may be strided).
 ///
-/// `weights` are those of the forward, unchanged; ids, scores and activations are the context's own
-/// copies, so that what the caller did with its own since changes nothing. A layer that kept its
-/// input alone is computed again, with the same bits. Which slot is selected does not matter.
+/// `weights` are those of the forward, unchanged and with the same biases; ids, scores and
+/// activations are the context's own copies, so that what the caller did with its own since changes
+/// nothing. A layer that kept its input alone is computed again, with the same bits. Which slot is
+/// selected does not matter.
 ///
 /// A route with id -1 has a score gradient of exactly 0. No bit depends on the number of ranks,
 /// threads or the run: weight gradients sum an expert's rows in the order of local expert, source

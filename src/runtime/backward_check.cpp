@@ -96,6 +96,13 @@ void check_grad_scores(const ContextImpl& context, const TensorView& grad_scores
   check_contiguous("grad_scores", grad_scores);
 }
 
+/// A layer that is computed again must be the forward's.
+void check_bias(const char* name, bool has_bias, bool had_bias) {
+  DISTMOE_CHECK(has_bias == had_bias, kInvalidArgument, name, " is ", has_bias ? "" : "not ",
+                "given, but the forward had ", had_bias ? "one" : "none",
+                "; a backward takes the weights of its forward");
+}
+
 }  // namespace
 
 BackwardCall check_backward_call(const ContextImpl& context, std::int64_t call_index,
@@ -132,6 +139,8 @@ BackwardCall check_backward_call(const ContextImpl& context, std::int64_t call_i
   call.grad_bias2_LD =
       resolve_grad_bias(context, "grad_bias2", gradients.grad_bias2_LD,
                         arguments.weights.bias2_LD.is_given(), num_local, config.hidden_dim);
+  check_bias("bias13", arguments.weights.bias13_L2F.is_given(), forward.has_bias13);
+  check_bias("bias2", arguments.weights.bias2_LD.is_given(), forward.has_bias2);
   check_apart(gradients);
   return call;
 }

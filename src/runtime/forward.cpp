@@ -87,6 +87,8 @@ SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
   run_forward(impl, {input, weights, y_TD, options, true});
   saved->set(impl.slots()->push(), {.num_tokens = input.x_TD.shape[0],
                                     .score_dtype = input.topk_scores_TK.dtype,
+                                    .has_bias13 = weights.bias13_L2F.is_given(),
+                                    .has_bias2 = weights.bias2_LD.is_given(),
                                     .norm = norm_call(options)});
   return SavedForward(std::move(saved));
 }

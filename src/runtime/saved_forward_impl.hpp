@@ -15,6 +15,8 @@ namespace distmoe {
 struct SavedShape {
   std::int64_t num_tokens = 0;
   DType score_dtype = DType::kF32;
+  bool has_bias13 = false;
+  bool has_bias2 = false;
   std::optional<NormCall> norm{};
 };
 

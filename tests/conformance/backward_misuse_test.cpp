@@ -102,6 +102,18 @@ std::vector<BackwardMisuseCase> misuses() {
       {"grad_bias2 without bias2",
        [](auto& a) { a.weights.bias2_LD = {}; },
        {"grad_bias2 is asked for"}},
+      {"the forward's bias2 forgotten",
+       [](auto& a) {
+         a.weights.bias2_LD = {};
+         a.gradients.grad_bias2_LD = {};
+       },
+       {"bias2 is not given, but the forward had one"}},
+      {"the forward's bias13 forgotten",
+       [](auto& a) {
+         a.weights.bias13_L2F = {};
+         a.gradients.grad_bias13_L2F = {};
+       },
+       {"bias13 is not given, but the forward had one"}},
   };
 }
 
