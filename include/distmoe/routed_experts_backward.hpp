@@ -20,12 +20,12 @@ struct WeightGradient {
 };
 
 /// What a backward writes. Every member is optional and belongs to the caller; none may overlap
-/// another.
+/// another, the weights or dy.
 struct RoutedGradients {
-  TensorView grad_x_TD = {};         ///< BF16; rows may be strided
-  TensorView grad_scores_TK = {};    ///< contiguous, of the type of the forward's scores
-  WeightGradient grad_w13_L2FD{};    ///< rows in the order of the weights; also as [L, 2, F, D]
-  WeightGradient grad_w2_LDF{};      ///<
+  TensorView grad_x_TD = {};       ///< BF16; rows may be strided
+  TensorView grad_scores_TK = {};  ///< contiguous, of the type of the forward's scores
+  WeightGradient grad_w13_L2FD{};  ///< rows in the order of the weights; also as [L, 2, F, D]
+  WeightGradient grad_w2_LDF{};
   WeightGradient grad_bias13_L2F{};  ///< only where the call has bias13
   WeightGradient grad_bias2_LD{};    ///< only where the call has bias2
 };

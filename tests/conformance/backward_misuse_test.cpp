@@ -96,6 +96,23 @@ std::vector<BackwardMisuseCase> misuses() {
       {"one place for both weights",
        [](auto& a) { a.gradients.grad_w2_LDF.tensor.data = a.gradients.grad_w13_L2FD.tensor.data; },
        {"overlap in memory"}},
+      {"grad_scores in a row of a strided grad_x",
+       [](auto& a) {
+         TensorView& grad_x = a.gradients.grad_x_TD;
+         grad_x.strides[0] = 12;
+         a.gradients.grad_scores_TK.data = static_cast<BF16*>(grad_x.data) + 12;
+       },
+       {"grad_x and grad_scores overlap in memory"}},
+      {"grad_w13 in the place of w13",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_w13_L2FD.tensor;
+         tensor = with_dtype(tensor, DType::kBF16);
+         tensor.data = a.weights.w13_L2FD.data;
+       },
+       {"grad_w13 and w13 overlap in memory"}},
+      {"grad_scores in the place of dy",
+       [](auto& a) { a.gradients.grad_scores_TK.data = a.dy.data; },
+       {"dy and grad_scores overlap in memory"}},
       {"grad_bias13 of another shape",
        [](auto& a) { a.gradients.grad_bias13_L2F.tensor.shape[1] = 6; },
        {"grad_bias13 must have shape"}},
