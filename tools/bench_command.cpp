@@ -22,7 +22,7 @@ class BenchCommand final : public Subcommand {
 
   ExitCode execute() override {
     DISTMOE_CHECK(options_.mode != BenchMode::kTrain, kUnsupported,
-                  "--mode train: this version has no backward to time");
+                  "--mode train: this command times no backward; bench_backward does, on the CPU");
     DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
                   "--graph captures CUDA graphs: it needs --backend cuda");
     SharedLayerValues values;

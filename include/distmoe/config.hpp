@@ -55,6 +55,8 @@ struct Config {
   Activation activation = Activation::kSwiGLU;
   double swiglu_alpha = 1.702;  ///< of kSwiGLUClamped
   double swiglu_limit = 7.0;    ///< of kSwiGLUClamped
+  /// Of gradients that are made for the caller; its own destinations are of either type whatever
+  /// this says.
   WgradDType wgrad_dtype = WgradDType::kSameAsWeight;
   bool inference = false;
   std::optional<std::int64_t> num_sms = std::nullopt;  ///< SMs that a CUDA context may use
