@@ -27,6 +27,13 @@ void check_positive(const char* name, double value) {
                 "; it must be finite and positive");
 }
 
+/// The same of what is computed with in FP32.
+void check_positive_fp32(const char* name, double value) {
+  const auto rounded = static_cast<float>(value);
+  DISTMOE_CHECK(std::isfinite(rounded) && rounded > 0.0F, kInvalidArgument, name, " is ", value,
+                "; it must be finite and positive, also in FP32");
+}
+
 void validate_sizes(const Config& config) {
   check_size("max_tokens", config.max_tokens, kMaxIndex);
   check_size("hidden_dim", config.hidden_dim, kMaxSize);
@@ -69,8 +76,8 @@ void validate_factors(const Config& config) {
     check_positive("total_scratch_capacity_factor",
                    config.host_scratch->total_scratch_capacity_factor);
   }
-  check_positive("swiglu_alpha", config.swiglu_alpha);
-  check_positive("swiglu_limit", config.swiglu_limit);
+  check_positive_fp32("swiglu_alpha", config.swiglu_alpha);
+  check_positive_fp32("swiglu_limit", config.swiglu_limit);
 }
 
 void validate_choices(const Config& config) {

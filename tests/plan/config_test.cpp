@@ -121,6 +121,8 @@ TEST(ConfigRules, ScratchFactorsAndSwigluNumbersAreFiniteAndPositive) {
                    "finite and positive");
   }
   expect_refused([](Config& c) { c.swiglu_limit = -1.5; }, "swiglu_limit is -1.5");
+  expect_refused([](Config& c) { c.swiglu_limit = 1e39; }, "swiglu_limit is 1e+39", "FP32");
+  expect_refused([](Config& c) { c.swiglu_alpha = 1e-50; }, "swiglu_alpha is 1e-50", "FP32");
 }
 
 TEST(ConfigRules, NumSmsAndTimeoutArePositive) {
