@@ -102,6 +102,21 @@ TEST(Elementwise, InfinitiesAreBoundedByTheClampAlone) {
 }
 
 /// Tails of a vector register are neither skipped nor overrun.
+TEST(Elementwise, CompensatedSumsOfInfinitiesAreThePlainOnes) {
+  const std::vector<BF16> rows{to_bf16(2.0F), to_bf16(-2.0F), to_bf16(kInf), to_bf16(1.0F)};
+  const auto n = static_cast<std::int64_t>(rows.size());
+  for (const float score : {1.0F, kInf}) {
+    std::vector<float> plain(rows.size());
+    std::vector<float> kahan(rows.size());
+    std::vector<float> compensation(rows.size());
+    for (int route = 0; route < 3; ++route) {
+      add_normed(rows.data(), score, 0.5F, plain.data(), n);
+      add_normed_kahan(rows.data(), score, 0.5F, kahan.data(), compensation.data(), n);
+    }
+    EXPECT_EQ(plain, kahan);
+  }
+}
+
 TEST(Elementwise, EveryLengthIsWrittenExactly) {
   for (std::int64_t n = 0; n <= 67; ++n) {
     const auto size = static_cast<std::size_t>(n);

@@ -170,7 +170,9 @@ void add_normed_kahan(const BF16* h3, float score, float rstd, float* acc, float
   for (std::int64_t i = 0; i < n; ++i) {
     const float term = to_float(h3[i]) * score * rstd - compensation[i];
     const float sum = acc[i] + term;
-    compensation[i] = (sum - acc[i]) - term;
+    const float excess = (sum - acc[i]) - term;
+    // An infinite sum has lost nothing that could be made good: it stays what plain sums make it.
+    compensation[i] = sum - sum == 0.0F ? excess : 0.0F;
     acc[i] = sum;
   }
 }
