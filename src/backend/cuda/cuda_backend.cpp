@@ -219,6 +219,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
   if (!refusal) return;
   // The peers find the refusal and compute nothing; this rank keeps in step with them.
   meet_peers(PeerBarrier::kResultsStored, stream);
+  mark_end_of_call(stream);
   throw AgreedError(refusal->code(), refusal->what());
 }
 
@@ -394,10 +395,14 @@ void CudaBackend::combine(const ForwardCall& call) {
       .num_ranks = setup_.size,
       .rank = setup_.rank};
   DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
+  mark_end_of_call(stream_of(call));
+}
+
+void CudaBackend::mark_end_of_call(cudaStream_t stream) {
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  DISTMOE_CUDA_CHECK(cudaStreamIsCapturing(stream_of(call), &capture));
+  DISTMOE_CUDA_CHECK(cudaStreamIsCapturing(stream, &capture));
   if (capture == cudaStreamCaptureStatusNone) {
-    DISTMOE_CUDA_CHECK(cudaEventRecord(last_call_done_, stream_of(call)));
+    DISTMOE_CUDA_CHECK(cudaEventRecord(last_call_done_, stream));
   }
 }
 

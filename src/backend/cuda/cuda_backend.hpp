@@ -57,6 +57,8 @@ class CudaBackend final : public Backend {
   /// The caller's stream, or the context's own.
   cudaStream_t stream_of(const ForwardCall& call) const;
   void meet_peers(PeerBarrier barrier, cudaStream_t stream);
+  /// What wait_for_calls() and the destructor wait for; a captured call is its replayer's.
+  void mark_end_of_call(cudaStream_t stream);
   /// Waits for the calls of this context alone: on a shared device a peer may already wait for this
   /// rank's next call.
   void wait_for_calls();

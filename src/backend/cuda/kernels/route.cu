@@ -257,6 +257,7 @@ __device__ void list_groups(const RouteArgs& args, const LocalExperts& local, Pr
 __global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant__ RouteArgs args) {
   __shared__ ScanOf32::TempStorage storage;
   if (args.frame->failed != 0) return;
+  __syncthreads();  // all have read it before one may write it
   const LocalExperts local(args);
   if (threadIdx.x == 0) check_ids(args);
   scan_chunks(args);

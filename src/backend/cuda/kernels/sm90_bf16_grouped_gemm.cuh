@@ -291,8 +291,9 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
     ptx::wait_for_earlier_kernels();
     if (args.lets_next_start != 0) ptx::let_next_kernel_start();
   }
-  if (args.frame->failed != 0 ||
-      args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0) {
+  // A call whose routing failed has no pairs. NOTE: `failed` may change while W13 waits for pulled
+  // rows, and both blocks of a cluster must decide alike.
+  if (args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0) {
     ptx::wait_for_earlier_kernels();
     return;
   }

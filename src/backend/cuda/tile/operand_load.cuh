@@ -47,6 +47,8 @@ __device__ inline void wait_for_row(const GroupedGemmArgs& args, int row) {
   while (true) {
     const std::uint32_t seen = ptx::load_acquire_gpu(&args.pull.ready[chunk]);
     if (seen == epoch) return;
+    // One wait is enough: after a timeout nothing of the call counts.
+    if (__ldcg(&args.frame->failed) != 0) return;
     const std::uint64_t now = ptx::global_timer_ns();
     if (deadline == 0) deadline = now + args.timeout_ns;
     if (now > deadline) return record_gather_timeout(args.frame, chunk, seen);
