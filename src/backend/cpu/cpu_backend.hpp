@@ -72,6 +72,10 @@ class CpuBackend final : public Backend {
   // dispatch.cpp
   void keep_own_rows(const ForwardCall& call);
   void exchange_rows(const TensorView& rows_TD);
+  /// FP32 of routes that cross to a rank and of those that come from it, a block for each: scores
+  /// on their way there, gradients of scores on the way back.
+  std::vector<std::span<std::byte>> own_score_blocks() const;
+  std::vector<std::span<std::byte>> peer_score_blocks() const;
   void exchange_scores(const ForwardCall& call);
   void gather_rows(const TensorView& rows_TD);
   /// What peers sent, in the order of their tokens (dispatch) or routes (combine).

@@ -44,13 +44,18 @@ void CpuBackend::exchange_rows(const TensorView& rows_TD) {
   communicator().alltoallv(as_sent(send), receive, setup_.timeout);
 }
 
+std::vector<std::span<std::byte>> CpuBackend::own_score_blocks() const {
+  return blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
+                   [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
+}
+
+std::vector<std::span<std::byte>> CpuBackend::peer_score_blocks() const {
+  return blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
+                   [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
+}
+
 void CpuBackend::exchange_scores(const ForwardCall& call) {
-  const auto send =
-      blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
-                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
-  const auto receive =
-      blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
-                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
+  const auto send = own_score_blocks();
   std::vector<float*> next;
   next.reserve(send.size());
   for (const auto& block : send) next.push_back(reinterpret_cast<float*>(block.data()));
@@ -61,7 +66,7 @@ void CpuBackend::exchange_scores(const ForwardCall& call) {
     const auto peer = static_cast<std::size_t>(routing_.owner(own.ids[route]));
     if (peer != static_cast<std::size_t>(setup_.rank)) *next[peer]++ = scores[route];
   }
-  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+  communicator().alltoallv(as_sent(send), peer_score_blocks(), setup_.timeout);
 }
 
 /// What the gathered rows can be made of again.

@@ -65,13 +65,7 @@ void CpuBackend::exchange_route_scores() {
     sent[static_cast<std::size_t>(routing_.row_of_route(route))] =
         metadata_.scores[static_cast<std::size_t>(route)];
   }
-  const auto send =
-      blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
-                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
-  const auto receive =
-      blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
-                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
-  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+  communicator().alltoallv(as_sent(own_score_blocks()), peer_score_blocks(), setup_.timeout);
 }
 
 void CpuBackend::list_score_blocks() {

@@ -35,13 +35,7 @@ void CpuBackend::reduce_gradients(const BackwardCall& call) {
 
 /// The way of the scores, backwards.
 void CpuBackend::return_score_gradients() {
-  const auto send =
-      blocks_of(memory_.buffer(buffer_name::kScoreReceive), setup_.size, sizeof(float),
-                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_from(peer); });
-  const auto receive =
-      blocks_of(memory_.buffer(buffer_name::kScoreSend), setup_.size, sizeof(float),
-                [&](int peer) { return peer == setup_.rank ? 0 : routing_.routes_to(peer); });
-  communicator().alltoallv(as_sent(send), receive, setup_.timeout);
+  communicator().alltoallv(as_sent(peer_score_blocks()), own_score_blocks(), setup_.timeout);
 }
 
 void CpuBackend::write_grad_scores(const BackwardCall& call, bool owner_has_h3) {
