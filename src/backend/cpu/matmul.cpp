@@ -50,27 +50,23 @@ class SingleThreaded {
   int previous_ = 0;
 };
 
-struct Operand {
-  const void* data;
-  std::int64_t num_rows;
-  std::int64_t row_stride;
-};
-
-/// out[i * out_stride + j] = sum_k a(i, k) * b(j, k).
 // NOTE: the rows of x are `a`. Swapped, the rows would fill vector registers and the library would
 // pack them instead of the weights: 215 against 206 GFLOP/s at 128 rows, but 170 against 207 at 129
 // and 69 against 137 at 24, and routing brings any number (oneDNN 2.6.3, Zen 4, one core, 512
 // columns, depth 2048).
-void multiply_transposed(memory::data_type type, const Operand& a, const Operand& b,
-                         std::int64_t depth, float* out, std::int64_t out_stride,
-                         const Workspace& workspace) {
+void run_product(memory::data_type type, const StridedOperand& a, const StridedOperand& b,
+                 float* out, std::int64_t out_stride, bool accumulates,
+                 const Workspace& workspace) {
   LibraryProduct& product = product_of({.type = type,
-                                        .a_rows = a.num_rows,
-                                        .b_rows = b.num_rows,
-                                        .depth = depth,
-                                        .a_stride = a.row_stride,
-                                        .b_stride = b.row_stride,
-                                        .out_stride = out_stride});
+                                        .a_rows = a.num_outer,
+                                        .b_rows = b.num_outer,
+                                        .depth = a.depth,
+                                        .a_stride = a.stride,
+                                        .b_stride = b.stride,
+                                        .out_stride = out_stride,
+                                        .a_is_by_depth = a.is_by_depth,
+                                        .b_is_by_depth = b.is_by_depth,
+                                        .accumulates = accumulates});
   product.run(a.data, b.data, out, workspace.library_scratch);
 }
 
@@ -79,30 +75,31 @@ void multiply_transposed(memory::data_type type, const Operand& a, const Operand
 // product, with other last bits. Copied, 24 rows x 256 columns x depth 2048 run at 105 instead of
 // 76 GFLOP/s, 128 rows at 188 instead of 162, one row at 8 instead of 13 (oneDNN 2.6.3, Zen 4, one
 // core). BF16 products leave the place of widened rows free: kCpuTileColumns rows of BF16.
-Operand dense_rows(const MatrixView& weights, std::int64_t depth, const Workspace& workspace) {
+StridedOperand dense_rows(const MatrixView& weights, std::int64_t depth,
+                          const Workspace& workspace) {
   static_assert(kCpuTileColumns * sizeof(BF16) <= kCpuWidenedRows * sizeof(float));
-  if (weights.row_stride == depth) return {weights.data, weights.num_rows, depth};
+  if (weights.row_stride == depth) return {weights.data, weights.num_rows, depth, depth};
   auto* copy = reinterpret_cast<BF16*>(workspace.widened_rows);
   for (std::int64_t row = 0; row < weights.num_rows; ++row) {
     std::copy_n(weights.data + row * weights.row_stride, depth, copy + row * depth);
   }
-  return {copy, weights.num_rows, depth};
+  return {copy, weights.num_rows, depth, depth};
 }
 
 void multiply_bf16(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
                    float* tile, const Workspace& workspace) {
-  const Operand x{rows.data, rows.num_rows, rows.row_stride};
+  const StridedOperand x{rows.data, rows.num_rows, depth, rows.row_stride};
   read_ahead(weights, depth);
-  const Operand w = dense_rows(weights, depth, workspace);
-  multiply_transposed(memory::data_type::bf16, x, w, depth, tile, weights.num_rows, workspace);
+  const StridedOperand w = dense_rows(weights, depth, workspace);
+  run_product(memory::data_type::bf16, x, w, tile, weights.num_rows, false, workspace);
 }
 
-Operand widen_rows(const MatrixView& matrix, std::int64_t first, std::int64_t count,
-                   std::int64_t depth, float* out) {
+StridedOperand widen_rows(const MatrixView& matrix, std::int64_t first, std::int64_t count,
+                          std::int64_t depth, float* out) {
   for (std::int64_t row = 0; row < count; ++row) {
     widen(matrix.data + (first + row) * matrix.row_stride, out + row * depth, depth);
   }
-  return {out, count, depth};
+  return {out, count, depth, depth};
 }
 
 /// The same in FP32: blocks of kCpuWidenedColumns weights times blocks of kCpuWidenedRows rows.
@@ -110,12 +107,12 @@ void multiply_f32(const MatrixView& rows, const MatrixView& weights, std::int64_
                   float* tile, const Workspace& workspace) {
   for (std::int64_t m = 0; m < rows.num_rows; m += kCpuWidenedRows) {
     const std::int64_t num_m = std::min(kCpuWidenedRows, rows.num_rows - m);
-    const Operand x = widen_rows(rows, m, num_m, depth, workspace.widened_rows);
+    const StridedOperand x = widen_rows(rows, m, num_m, depth, workspace.widened_rows);
     for (std::int64_t n = 0; n < weights.num_rows; n += kCpuWidenedColumns) {
       const std::int64_t num_n = std::min(kCpuWidenedColumns, weights.num_rows - n);
-      const Operand w = widen_rows(weights, n, num_n, depth, workspace.widened_columns);
-      multiply_transposed(memory::data_type::f32, x, w, depth, tile + m * weights.num_rows + n,
-                          weights.num_rows, workspace);
+      const StridedOperand w = widen_rows(weights, n, num_n, depth, workspace.widened_columns);
+      run_product(memory::data_type::f32, x, w, tile + m * weights.num_rows + n, weights.num_rows,
+                  false, workspace);
     }
   }
 }
@@ -214,21 +211,10 @@ void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t de
 
 void multiply_operands(const StridedOperand& a, const StridedOperand& b, float* out,
                        std::int64_t out_stride, bool accumulates, const Workspace& workspace) {
-  with_library(a.num_outer, b.num_outer, a.depth, [&] {
-    LibraryProduct& product =
-        product_of({.type = matmul_kind() == MatmulKind::kBF16 ? memory::data_type::bf16
-                                                               : memory::data_type::f32,
-                    .a_rows = a.num_outer,
-                    .b_rows = b.num_outer,
-                    .depth = a.depth,
-                    .a_stride = a.stride,
-                    .b_stride = b.stride,
-                    .out_stride = out_stride,
-                    .a_is_by_depth = a.is_by_depth,
-                    .b_is_by_depth = b.is_by_depth,
-                    .accumulates = accumulates});
-    product.run(a.data, b.data, out, workspace.library_scratch);
-  });
+  const auto type =
+      matmul_kind() == MatmulKind::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
+  with_library(a.num_outer, b.num_outer, a.depth,
+               [&] { run_product(type, a, b, out, out_stride, accumulates, workspace); });
 }
 
 }  // namespace distmoe::cpu
