@@ -11,6 +11,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "distmoe/config.hpp"
 #include "distmoe/memory_plan.hpp"
@@ -25,6 +26,15 @@ class Workload {
   virtual ~Workload() = default;
   /// Does it once, or hands it to the device.
   virtual void enqueue() = 0;
+};
+
+class FunctionWorkload final : public Workload {
+ public:
+  explicit FunctionWorkload(std::function<void()> body) : body_(std::move(body)) {}
+  void enqueue() override { body_(); }
+
+ private:
+  std::function<void()> body_;
 };
 
 /// Work whose rate is a ceiling: floating-point operations, or bytes.

@@ -30,15 +30,6 @@ constexpr std::size_t kNoiseBytes = std::size_t{1} << 20;
 /// Of one thread in the large product.
 constexpr ProductShape kDenseShape{1024, 1536, 2048};
 
-class FunctionWorkload final : public Workload {
- public:
-  explicit FunctionWorkload(std::function<void()> body) : body_(std::move(body)) {}
-  void enqueue() override { body_(); }
-
- private:
-  std::function<void()> body_;
-};
-
 class CpuBenchDevice final : public BenchDevice {
  public:
   Device place() const override { return {}; }

@@ -30,15 +30,6 @@ std::size_t bf16_bytes(std::int64_t rows, std::int64_t columns) {
   return static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns) * sizeof(BF16);
 }
 
-class FunctionWorkload final : public Workload {
- public:
-  explicit FunctionWorkload(std::function<void()> body) : body_(std::move(body)) {}
-  void enqueue() override { body_(); }
-
- private:
-  std::function<void()> body_;
-};
-
 class GraphWorkload final : public Workload {
  public:
   GraphWorkload(int device, const std::function<void(void*)>& record, void* stream)
