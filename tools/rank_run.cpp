@@ -26,6 +26,7 @@
 #include "output_gather.hpp"
 #include "plan/option_names.hpp"
 #include "progress.hpp"
+#include "rank_facts.hpp"
 #include "rank_group.hpp"
 #include "rank_launch.hpp"
 #include "report.hpp"
@@ -48,18 +49,6 @@ TensorView rows_of(const TensorView& view, std::int64_t first, std::int64_t coun
           view.dtype,
           {count, view.shape[1]}};
 }
-
-/// What the first rank learns from every rank.
-struct RankFacts {
-  std::array<ComparisonSums, 2> sums;  ///< of each input
-  std::int64_t planned_bytes = 0;
-  std::int64_t peak_bytes = 0;
-  std::int64_t weight_bytes = 0;
-  std::int64_t repeat_bitwise_equal = 1;
-  std::int64_t device_scratch_peak_bytes = 0;
-  std::int64_t host_scratch_peak_bytes = 0;
-  std::array<std::int64_t, 3> clip_counts{};
-};
 
 /// An input and what this rank's calls make of it.
 struct InputRun {
@@ -107,10 +96,8 @@ class RankRun {
   RankFacts facts() const;
   RunReport make_report(const std::vector<RankFacts>& facts,
                         std::vector<double> call_seconds) const;
-  void add_training(RunReport& report, const std::vector<RankFacts>& facts) const;
-  std::vector<std::int64_t> gather_slot_peaks();
+  TrainingReport training_report(const RankFacts& together) const;
   std::vector<OutputTensor> outputs() const;
-  void check_options() const;
   /// The reference is of the layer without a norm.
   bool has_reference(const InputRun& input) const {
     return input.file.y_ref().is_given() && !options_.train.norm_eps;
@@ -142,30 +129,8 @@ class RankRun {
   OutputGather output_;
 };
 
-void RankRun::check_options() const {
-  DISTMOE_CHECK(!options_.ranks || *options_.ranks == group_.size(), kInvalidArgument,
-                "--ranks is ", options_.ranks.value_or(0), ", but the launcher started ",
-                group_.size(), " ranks");
-  DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
-                "--graph captures a CUDA graph: it needs --backend cuda");
-  DISTMOE_CHECK(options_.backend == BackendKind::kCpu || group_.size() == 1 ||
-                    options_.engine == Engine::kThreads || options_.engine == Engine::kNccl,
-                kInvalidArgument,
-                "--backend cuda runs several ranks with --engine nccl (a process ",
-                "for each GPU) or threads, not with --engine ", to_string(options_.engine));
-  DISTMOE_CHECK(options_.num_calls() >= options_.num_inputs(), kInvalidArgument,
-                "--input2 needs --repeat 2 or more, got ", options_.num_calls());
-  const TrainOptions& train = options_.train;
-  DISTMOE_CHECK(train.is_on || train.first_given.empty(), kInvalidArgument, train.first_given,
-                " is an option of training: it needs --train");
-  DISTMOE_CHECK(!train.is_on || (!options_.graph && options_.input2.empty()), kInvalidArgument,
-                "--train runs one input without a graph: --graph and --input2 are not for it");
-  DISTMOE_CHECK(!train.is_on || options_.backend == BackendKind::kCpu, kUnsupported,
-                "--train runs on the CPU: the CUDA backend of this version has no backward");
-}
-
 void RankRun::prepare() {
-  check_options();
+  check_together(options_, group_.size());
   progress_.show("reading the checkpoint");
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
   if (group_.is_first() && !options_.output.empty()) {
@@ -361,52 +326,30 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.tolerance = options_.tolerance;
   report.call_seconds = std::move(call_seconds);
   report.plan = context_->memory_plan();
-  std::array<ComparisonSums, 2> sums;
-  for (const RankFacts& rank : facts) {
-    for (std::size_t i = 0; i < sums.size(); ++i) sums[i].merge(rank.sums[i]);
-    report.planned_bytes = std::max(report.planned_bytes, rank.planned_bytes);
-    report.peak_bytes = std::max(report.peak_bytes, rank.peak_bytes);
-    report.weight_bytes = std::max(report.weight_bytes, rank.weight_bytes);
-    report.repeat_bitwise_equal &= rank.repeat_bitwise_equal != 0;
-  }
+  const RankFacts together = merge_facts(facts);
+  report.planned_bytes = together.planned_bytes;
+  report.peak_bytes = together.peak_bytes;
+  report.weight_bytes = together.weight_bytes;
+  report.repeat_bitwise_equal = together.repeat_bitwise_equal != 0;
   const auto comparison_of = [&](std::size_t i) -> std::optional<Comparison> {
     if (i >= inputs_.size() || !has_reference(inputs_[i])) return std::nullopt;
-    return sums[i].result();
+    return together.sums[i].result();
   };
   report.comparison = comparison_of(0);
   report.has_input2 = inputs_.size() > 1;
   report.comparison2 = comparison_of(1);
-  if (training_) add_training(report, facts);
+  if (training_) report.training = training_report(together);
   return report;
 }
 
-void RankRun::add_training(RunReport& report, const std::vector<RankFacts>& facts) const {
+TrainingReport RankRun::training_report(const RankFacts& together) const {
   TrainingReport training{.num_forwards = options_.train.num_forwards(),
                           .num_recomputed = training_->num_recomputed(),
                           .peaks = {.slot_bytes = slot_peaks_}};
-  if (options_.train.clip_limit) training.clip_counts.emplace();
-  for (const RankFacts& rank : facts) {
-    RegionPeaks& peaks = training.peaks;
-    peaks.device_scratch_bytes =
-        std::max(peaks.device_scratch_bytes, rank.device_scratch_peak_bytes);
-    peaks.host_scratch_bytes = std::max(peaks.host_scratch_bytes, rank.host_scratch_peak_bytes);
-    for (std::size_t i = 0; training.clip_counts && i < rank.clip_counts.size(); ++i) {
-      (*training.clip_counts)[i] += rank.clip_counts[i];
-    }
-  }
-  report.training = training;
-}
-
-/// Collective: of every slot the largest peak of a rank.
-std::vector<std::int64_t> RankRun::gather_slot_peaks() {
-  const std::vector<std::int64_t> own = context_->region_peaks().slot_bytes;
-  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(group_.size()));
-  group_.all_gather_bytes(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
-  std::vector<std::int64_t> most(own.size());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    most[i % own.size()] = std::max(most[i % own.size()], all[i]);
-  }
-  return most;
+  training.peaks.device_scratch_bytes = together.device_scratch_peak_bytes;
+  training.peaks.host_scratch_bytes = together.host_scratch_peak_bytes;
+  if (options_.train.clip_limit) training.clip_counts = together.clip_counts;
+  return training;
 }
 
 std::vector<OutputTensor> RankRun::outputs() const {
@@ -437,19 +380,11 @@ void RankRun::print(const RunReport& report) const {
 
 Failure RankRun::finish() {
   if (!options_.output.empty()) output_.run(group_, options_.output, outputs());
-  if (training_) slot_peaks_ = gather_slot_peaks();
+  if (training_) slot_peaks_ = largest_of_ranks(group_, context_->region_peaks().slot_bytes);
   const std::vector<RankFacts> all_facts = group_.all_gather(facts());
-  const std::size_t num_calls = call_seconds_.size();
-  std::vector<double> seconds(num_calls * static_cast<std::size_t>(group_.size()));
-  group_.all_gather_bytes(std::as_bytes(std::span(call_seconds_)),
-                          std::as_writable_bytes(std::span(seconds)));
+  std::vector<double> slowest = largest_of_ranks(group_, call_seconds_);
   if (!group_.is_first() || output_.failure().happened()) return output_.failure();
 
-  std::vector<double> slowest(num_calls, 0.0);
-  for (std::size_t index = 0; index < seconds.size(); ++index) {
-    double& call = slowest[index % num_calls];
-    call = std::max(call, seconds[index]);
-  }
   Failure failure;
   const Failure unprinted = attempt([&] {
     const RunReport report = make_report(all_facts, std::move(slowest));

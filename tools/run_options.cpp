@@ -156,4 +156,25 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   app.add_flag("--json", options.json, "Print one JSON object on stdout and nothing else");
 }
 
+void check_together(const RunOptions& options, int num_ranks) {
+  DISTMOE_CHECK(!options.ranks || *options.ranks == num_ranks, kInvalidArgument, "--ranks is ",
+                options.ranks.value_or(0), ", but the launcher started ", num_ranks, " ranks");
+  DISTMOE_CHECK(!options.graph || options.backend == BackendKind::kCuda, kInvalidArgument,
+                "--graph captures a CUDA graph: it needs --backend cuda");
+  DISTMOE_CHECK(options.backend == BackendKind::kCpu || num_ranks == 1 ||
+                    options.engine == Engine::kThreads || options.engine == Engine::kNccl,
+                kInvalidArgument,
+                "--backend cuda runs several ranks with --engine nccl (a process ",
+                "for each GPU) or threads, not with --engine ", to_string(options.engine));
+  DISTMOE_CHECK(options.num_calls() >= options.num_inputs(), kInvalidArgument,
+                "--input2 needs --repeat 2 or more, got ", options.num_calls());
+  const TrainOptions& train = options.train;
+  DISTMOE_CHECK(train.is_on || train.first_given.empty(), kInvalidArgument, train.first_given,
+                " is an option of training: it needs --train");
+  DISTMOE_CHECK(!train.is_on || (!options.graph && options.input2.empty()), kInvalidArgument,
+                "--train runs one input without a graph: --graph and --input2 are not for it");
+  DISTMOE_CHECK(!train.is_on || options.backend == BackendKind::kCpu, kUnsupported,
+                "--train runs on the CPU: the CUDA backend of this version has no backward");
+}
+
 }  // namespace distmoe::tools

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The options of `distmoe run`, parsed and checked one by one. What depends on files or on the
-// number of ranks is checked by the run itself.
+// The options of `distmoe run`, parsed and checked. What depends on files is checked by the run
+// itself.
 #pragma once
 
 #include <chrono>
@@ -69,6 +69,9 @@ struct RunOptions {
 void add_engine_option(CLI::App& app, Engine& engine);
 void add_backend_option(CLI::App& app, BackendKind& backend);
 void add_timeout_option(CLI::App& app, std::chrono::milliseconds& timeout);
+
+/// Throws where options that are each legal do not go together, or not with the number of ranks.
+void check_together(const RunOptions& options, int num_ranks);
 
 /// Declares the options; parsing `app` fills `options`, which must outlive it.
 void add_run_options(CLI::App& app, RunOptions& options);
