@@ -9,38 +9,11 @@ set -u
 mpirun=$1 program=$2
 here=$(cd "$(dirname "$0")" && pwd)
 
-skip() {
-  echo "SKIP mpi_netns_test: $1"
-  exit 77
-}
-[ "$(id -u)" -eq 0 ] || skip "network namespaces need root"
-command -v ip >/dev/null || skip "no ip command (Debian package iproute2)"
+# shellcheck source=tests/comm/two_hosts.sh
+. "$here/two_hosts.sh"
 command -v unshare >/dev/null || skip "no unshare command (Debian package util-linux)"
 [ -x "$mpirun" ] || skip "no mpirun (Debian package openmpi-bin)"
-
-near=dmoe-n$$ far=dmoe-f$$
-folder=$(mktemp -d)
-cleanup() {
-  ip netns pids "$near" 2>/dev/null | xargs -r kill -9 2>/dev/null
-  ip netns pids "$far" 2>/dev/null | xargs -r kill -9 2>/dev/null
-  ip netns del "$near" 2>/dev/null
-  ip netns del "$far" 2>/dev/null
-  rm -rf "$folder"
-}
-trap cleanup EXIT
-trap 'exit 1' INT TERM
-
-for name in "$near" "$far"; do
-  ip netns add "$name" 2>/dev/null || skip "ip netns add failed"
-done
-ip -n "$near" link add veth-n type veth peer name veth-f netns "$far" 2>/dev/null ||
-  skip "no veth devices"
-ip -n "$near" addr add 10.77.13.1/24 dev veth-n
-ip -n "$far" addr add 10.77.13.2/24 dev veth-f
-ip -n "$near" link set lo up
-ip -n "$far" link set lo up
-ip -n "$near" link set veth-n up
-ip -n "$far" link set veth-f up
+make_two_hosts m 10.77.13
 ip netns exec "$near" ping -c 1 -W 5 10.77.13.2 >/dev/null 2>&1 || true  # settles ARP
 
 # Called as: agent HOST COMMAND...; HOST is the far address. A host name of its own keeps Open MPI

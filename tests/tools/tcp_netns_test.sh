@@ -11,36 +11,9 @@
 set -u
 distmoe=$1 checkpoint=$2
 
-skip() {
-  echo "SKIP tcp_netns_test: $1"
-  exit 77
-}
-[ "$(id -u)" -eq 0 ] || skip "network namespaces need root"
-command -v ip >/dev/null || skip "no ip command (Debian package iproute2)"
-
-near=dmoe-tn$$ far=dmoe-tf$$
-folder=$(mktemp -d)
-cleanup() {
-  ip netns pids "$near" 2>/dev/null | xargs -r kill -9 2>/dev/null
-  ip netns pids "$far" 2>/dev/null | xargs -r kill -9 2>/dev/null
-  ip netns del "$near" 2>/dev/null
-  ip netns del "$far" 2>/dev/null
-  rm -rf "$folder"
-}
-trap cleanup EXIT
-trap 'exit 1' INT TERM
-
-for name in "$near" "$far"; do
-  ip netns add "$name" 2>/dev/null || skip "ip netns add failed"
-done
-ip -n "$near" link add veth-n type veth peer name veth-f netns "$far" 2>/dev/null ||
-  skip "no veth devices"
-ip -n "$near" addr add 10.77.14.1/24 dev veth-n
-ip -n "$far" addr add 10.77.14.2/24 dev veth-f
-ip -n "$near" link set lo up
-ip -n "$far" link set lo up
-ip -n "$near" link set veth-n up
-ip -n "$far" link set veth-f up
+# shellcheck source=tests/comm/two_hosts.sh
+. "$(dirname "$0")/../comm/two_hosts.sh"
+make_two_hosts t 10.77.14
 
 # start MORE...: ranks 0 and 1 here, 2 and 3 there
 master_here=10.77.14.1
