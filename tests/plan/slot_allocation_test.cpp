@@ -15,13 +15,14 @@ namespace {
 std::size_t num_allocations = 0;
 }
 
-void* operator new(std::size_t bytes) {
+// NOTE: where g++ 12 inlines one of a pair alone it takes them for mismatched.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
   ++num_allocations;
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
 namespace distmoe {
 namespace {
