@@ -70,7 +70,8 @@ std::vector<BF16> y_of(const BF16* h3, const MoeProblem& problem, std::int64_t f
 
 template <typename Rows>
 bool starts_with(const std::byte* bytes, const Rows& rows) {
-  return std::memcmp(bytes, rows.data(), rows.size() * sizeof(rows[0])) == 0;
+  // A rank may have none: memcmp takes no null pointer.
+  return rows.empty() || std::memcmp(bytes, rows.data(), rows.size() * sizeof(rows[0])) == 0;
 }
 
 /// The activation buffer of a context, all canaries.

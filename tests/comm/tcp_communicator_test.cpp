@@ -171,6 +171,9 @@ std::uint64_t four_megabytes(std::uint64_t, int, int, int) { return 4U << 20; }
 
 /// Two descriptors a peer: a group that a process cannot hold says so.
 TEST(TcpRendezvousDeathTest, SaysThatThereAreTooFewDescriptors) {
+#if defined(DISTMOE_SANITIZED)
+  GTEST_SKIP() << "UBSan opens pipes to look at objects, and takes them for damaged without one";
+#endif
   const auto leave_with_few = [] {
     rlimit few{};
     getrlimit(RLIMIT_NOFILE, &few);
