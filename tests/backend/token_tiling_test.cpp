@@ -6,6 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
+
 namespace distmoe::cuda {
 namespace {
 
@@ -51,6 +54,19 @@ TEST(TokenTiling, LeavesTheSecondBlockEmptyForOneStepOfRows) {
   EXPECT_EQ(tile_span(8, tiling, 0).count, 8);
   EXPECT_EQ(tile_span(8, tiling, 1).count, 0);
   EXPECT_EQ(instruction_rows(0), 0);
+}
+
+TEST(TokenTiling, TheLargestGroupEndsWithItsLastRow) {
+  constexpr std::int32_t kRows = INT32_MAX;
+  const TokenTiling tiling = token_tiling(kRows);
+  std::int64_t end = 0;
+  for (std::int32_t tile = tiling.num_pairs * kTilesPerPair - 4;
+       tile < tiling.num_pairs * kTilesPerPair; ++tile) {
+    const TileSpan span = tile_span(kRows, tiling, tile);
+    ASSERT_GE(span.begin, 0);
+    end = std::max(end, std::int64_t{span.begin} + span.count);
+  }
+  EXPECT_EQ(end, kRows);
 }
 
 }  // namespace

@@ -29,12 +29,16 @@ struct TokenTiling {
   std::int32_t rows_per_tile = 0;
 };
 
+/// ceil(count / part) of count > 0, without a sum that could overflow.
+DISTMOE_HOST_DEVICE constexpr std::int32_t parts_of(std::int32_t count, std::int32_t part) {
+  return (count - 1) / part + 1;
+}
+
 /// `num_rows` > 0 rows over `num_pairs` > 0 pairs, as evenly as steps of eight allow.
 DISTMOE_HOST_DEVICE constexpr TokenTiling spread_rows(std::int32_t num_rows,
                                                       std::int32_t num_pairs) {
-  const std::int32_t steps = (num_rows + kTileRowStep - 1) / kTileRowStep;
-  const std::int32_t tiles = num_pairs * kTilesPerPair;
-  return {num_pairs, (steps + tiles - 1) / tiles * kTileRowStep};
+  return {num_pairs,
+          parts_of(parts_of(num_rows, kTileRowStep), num_pairs * kTilesPerPair) * kTileRowStep};
 }
 
 /// The fewest pairs that hold `num_rows` rows. A tile costs as much as its rows and
@@ -42,7 +46,7 @@ DISTMOE_HOST_DEVICE constexpr TokenTiling spread_rows(std::int32_t num_rows,
 DISTMOE_HOST_DEVICE constexpr TokenTiling token_tiling(std::int32_t num_rows) {
   constexpr std::int32_t kMaxPairRows = kTilesPerPair * kMaxTokensPerTile;
   if (num_rows <= 0) return {};
-  return spread_rows(num_rows, (num_rows + kMaxPairRows - 1) / kMaxPairRows);
+  return spread_rows(num_rows, parts_of(num_rows, kMaxPairRows));
 }
 
 /// Rows of a tile, counted from the range's first.
@@ -53,13 +57,14 @@ struct TileSpan {
 
 DISTMOE_HOST_DEVICE constexpr TileSpan tile_span(std::int32_t num_rows, const TokenTiling& tiling,
                                                  std::int32_t tile) {
-  const std::int32_t steps = (num_rows + kTileRowStep - 1) / kTileRowStep;
+  const std::int32_t steps = parts_of(num_rows, kTileRowStep);
   const std::int32_t short_steps = tiling.rows_per_tile / kTileRowStep - 1;
   const std::int32_t num_long = steps - tiling.num_pairs * kTilesPerPair * short_steps;
-  const std::int32_t begin =
-      (tile * short_steps + (tile < num_long ? tile : num_long)) * kTileRowStep;
+  const std::int32_t begin_step = tile * short_steps + (tile < num_long ? tile : num_long);
+  if (begin_step >= steps) return {num_rows, 0};
+  const std::int32_t begin = begin_step * kTileRowStep;
   const std::int32_t room = (short_steps + (tile < num_long ? 1 : 0)) * kTileRowStep;
-  const std::int32_t left = begin < num_rows ? num_rows - begin : 0;
+  const std::int32_t left = num_rows - begin;
   return {begin, room < left ? room : left};
 }
 
