@@ -25,6 +25,11 @@ class BenchCommand final : public Subcommand {
                   "--mode train: this command times no backward; bench_backward does, on the CPU");
     DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
                   "--graph captures CUDA graphs: it needs --backend cuda");
+    DISTMOE_CHECK(!options_.num_sms || options_.backend == BackendKind::kCuda, kInvalidArgument,
+                  "--sms counts multiprocessors of a GPU: it needs --backend cuda");
+    DISTMOE_CHECK(!is_exchange(options_.mode) || options_.backend == BackendKind::kCuda,
+                  kUnsupported, "--mode ", to_string(options_.mode),
+                  " is of the CUDA backend: on the CPU rows move within the first product's step");
     SharedLayerValues values;
     return launch_ranks(
         options_.rank_setup(),

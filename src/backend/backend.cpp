@@ -6,6 +6,11 @@
 
 namespace distmoe {
 
+void Backend::dispatch_rows(const ForwardCall&) {
+  throw_error(ErrorCode::kUnsupported, "this backend exchanges no rows without their products");
+}
+void Backend::return_rows(const ForwardCall&) {}  // no sequence gets past dispatch_rows()
+
 void Backend::publish_backward(const BackwardCall& call, const std::optional<Error>&) {
   throw AgreedError(ErrorCode::kUnsupported,
                     concat("call ", call.index, ": this backend has no backward in this version"));

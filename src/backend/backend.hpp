@@ -42,6 +42,7 @@ struct ForwardCall {
   float clip_limit = 0.0F;
   void* stream = nullptr;
   bool saves = false;                  ///< keeps in a slot what its backward needs
+  bool exchanges_rows = false;         ///< every expert returns its rows as they are
   std::optional<SlotTicket> ticket{};  ///< where, unless the call was refused
 };
 
@@ -105,6 +106,15 @@ class Backend {
   virtual void w2_scatter(const ForwardCall& call) = 0;
   /// y = the weighted sum of every token's routes. A saving call keeps h3 of its routes.
   virtual void combine(const ForwardCall& call) = 0;
+
+  // An exchange, which measures what moving rows costs: it has these steps in the place of the two
+  // products. A backend that has none inherits them, which throw unsupported.
+
+  /// Brings the rows of x, one per (token, peer), to the ranks that own their experts.
+  virtual void dispatch_rows(const ForwardCall& call);
+  /// Puts a row for every route, the one that was dispatched, where the owner of its token reads
+  /// it.
+  virtual void return_rows(const ForwardCall& call);
 
   // The steps of a backward. A backend that has none inherits the first, which throws unsupported
   // on every rank.

@@ -35,6 +35,7 @@ ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_inde
     ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
                                           arguments.y_TD, arguments.options);
     call.saves = arguments.saves;
+    call.exchanges_rows = arguments.exchanges_rows;
     if (call.saves) call.ticket = check_slot(context, arguments.options);
     return call;
   } catch (const Error& error) {
@@ -65,9 +66,9 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     next(ForwardStep::kCarve);
     backend.carve(call);
     next(ForwardStep::kDispatchW13Swiglu);
-    backend.dispatch_w13_swiglu(call);
+    call.exchanges_rows ? backend.dispatch_rows(call) : backend.dispatch_w13_swiglu(call);
     next(ForwardStep::kW2Scatter);
-    backend.w2_scatter(call);
+    call.exchanges_rows ? backend.return_rows(call) : backend.w2_scatter(call);
     next(ForwardStep::kCombine);
     backend.combine(call);
     next(ForwardStep::kEnd);

@@ -8,7 +8,8 @@
 
 namespace distmoe {
 
-/// The steps of a forward call, and its end.
+/// The steps of a forward call, and its end. An exchange has dispatch_rows() and return_rows() in
+/// the place of the products.
 enum class ForwardStep { kPublish, kRoute, kCarve, kDispatchW13Swiglu, kW2Scatter, kCombine, kEnd };
 
 /// Is told which step this rank takes next, on the thread of the call; on CUDA the steps before it
@@ -23,6 +24,7 @@ struct ForwardArguments {
   const CallOptions& options;
   bool saves = false;  ///< the call takes a place in the selected slot, which the caller registers
   const StepObserver* observer = nullptr;  ///< null: nobody watches
+  bool exchanges_rows = false;             ///< no products: rows go and come back, to be measured
 };
 
 /// The forward sequence of one call.

@@ -54,6 +54,22 @@ TEST_F(BenchCuda, StepsAreTimedInWholeCallsThatAreRight) {
   }
 }
 
+TEST_F(BenchCuda, ExchangesReturnEveryTokenTimesItsScores) {
+  for (const std::string mode : {"exchange", "exchange-dispatch", "exchange-combine"}) {
+    for (const std::string combine : {"per_route", "per_rank"}) {
+      for (const std::string ranks : {"1", "3"}) {
+        Words words = {"--mode", mode, "--combine", combine, "--ranks", ranks, "--sms", "24"};
+        if (ranks == "3") words.emplace_back("--graph");
+        const nlohmann::json row = bench(words);
+        EXPECT_EQ(row["mode"], mode);
+        EXPECT_TRUE(row["tflops"].is_null());
+        EXPECT_LE(row["rel_l2"], 4e-3) << mode << " " << combine << " " << ranks;
+        EXPECT_EQ(row["repeat_bitwise_equal"], true);
+      }
+    }
+  }
+}
+
 TEST_F(BenchCuda, RanksMayShareAGpu) {
   for (const Words& more : {Words{"--ranks", "4", "--routing", "zipf"},
                             Words{"--ranks", "3", "--graph", "--mode", "gemm"}}) {

@@ -122,6 +122,9 @@ TEST_F(BenchCommand, WrongArgumentsExitWith2) {
   expect_refused(2, {"--shape", "1000000,1000000,6000000,1", "--tokens", "1"},
                  "does not fit in 64 bits: 6000000 * 2000000000000");
   expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "4", "--graph"}, "--backend cuda");
+  expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "4", "--sms", "8"}, "--backend cuda");
+  expect_refused(3, {"--shape", "64,32,8,2", "--tokens", "4", "--mode", "exchange"},
+                 "CUDA backend");
 }
 
 TEST_F(BenchCommand, WhatCannotRunHereIsUnsupported) {

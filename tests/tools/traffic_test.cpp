@@ -30,10 +30,15 @@ TEST(Traffic, ATokenCrossesToARankOnceAndItsRoutesReturn) {
   const CallTraffic traffic = count_traffic(kShape, ranks, Combine::kPerRoute);
   // Out of rank 0: a token and one result. Into rank 0: a token and two results.
   EXPECT_EQ(traffic.link_bytes, 3 * kD * 2);
+  EXPECT_EQ(traffic.dispatch_bytes, kD * 2);
+  EXPECT_EQ(traffic.return_bytes, 2 * kD * 2);
   EXPECT_EQ(traffic.rows, 4);
   EXPECT_EQ(traffic.weight_bytes, 2 * kExpertBytes);
   // Summed by rank, one FP32 row returns whatever the routes: a token and a sum each way.
-  EXPECT_EQ(count_traffic(kShape, ranks, Combine::kPerRank).link_bytes, kD * 2 + kD * 4);
+  const CallTraffic summed = count_traffic(kShape, ranks, Combine::kPerRank);
+  EXPECT_EQ(summed.link_bytes, kD * 2 + kD * 4);
+  EXPECT_EQ(summed.dispatch_bytes, kD * 2);
+  EXPECT_EQ(summed.return_bytes, kD * 4);
 }
 
 TEST(Traffic, ExpertsPerRankBelongToTheirRank) {
@@ -52,6 +57,16 @@ TEST(Floor, IsTheLargestOfComputeWeightsAndLink) {
   rates.copied_bytes = 1000;
   EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 1e6);
   EXPECT_DOUBLE_EQ(combine_floor_us(traffic, rates).value(), 50e3);
+}
+
+TEST(Floor, OfAnExchangeIsTheLinkAndThenTheSum) {
+  const CallTraffic traffic{.dispatch_bytes = 20, .return_bytes = 60, .combine_bytes = 50};
+  const MachineRates rates{.flops = {}, .copied_bytes = 100, .read_bytes = {}, .link_bytes = 10};
+  EXPECT_DOUBLE_EQ(exchange_dispatch_floor_us(traffic, rates).value(), 2e6);
+  EXPECT_DOUBLE_EQ(exchange_combine_floor_us(traffic, rates).value(), 6.5e6);
+  EXPECT_FALSE(exchange_dispatch_floor_us({}, rates));
+  EXPECT_FALSE(exchange_dispatch_floor_us(traffic, {}));
+  EXPECT_DOUBLE_EQ(exchange_combine_floor_us({.combine_bytes = 50}, rates).value(), 0.5e6);
 }
 
 TEST(Floor, NeedsComputeAndMemoryRatesButNoLink) {

@@ -45,10 +45,18 @@ StepRange steps_of(BenchMode mode) {
     case BenchMode::kDispatch: return {ForwardStep::kPublish, ForwardStep::kDispatchW13Swiglu};
     case BenchMode::kGemm: return {ForwardStep::kDispatchW13Swiglu, ForwardStep::kCombine};
     case BenchMode::kCombine: return {ForwardStep::kCombine, ForwardStep::kEnd};
+    case BenchMode::kExchangeDispatch:
+      return {ForwardStep::kDispatchW13Swiglu, ForwardStep::kW2Scatter};
+    case BenchMode::kExchangeCombine: return {ForwardStep::kW2Scatter, ForwardStep::kEnd};
     case BenchMode::kForward:
+    case BenchMode::kExchange:
     case BenchMode::kTrain: break;
   }
   throw_error(ErrorCode::kInternal, concat("mode ", to_string(mode), " times no single step"));
+}
+
+bool times_whole_call(BenchMode mode) {
+  return mode == BenchMode::kForward || mode == BenchMode::kExchange;
 }
 
 /// Some of [0, num_tokens), first and last among them.
@@ -105,7 +113,7 @@ void BenchCall::place_tensors(const LayerValues& values, const BenchWeights& wei
   for (TensorSet& set : sets_) {
     set.graph = device_.capture([&](void* stream) {
       const StepObserver marks =
-          options_.mode == BenchMode::kForward ? StepObserver() : marks_of(stream);
+          times_whole_call(options_.mode) ? StepObserver() : marks_of(stream);
       call(set, stream, marks ? &marks : nullptr);
     });
   }
@@ -130,8 +138,12 @@ void BenchCall::add_set(int index, const BenchWeights& weights) {
 }
 
 void BenchCall::call(const TensorSet& set, void* stream, const StepObserver* observer) {
-  run_forward(context_->impl(),
-              {set.input, set.weights, set.y, {.stream = stream}, false, observer});
+  run_forward(context_->impl(), {.input = set.input,
+                                 .weights = set.weights,
+                                 .y_TD = set.y,
+                                 .options = {.stream = stream},
+                                 .observer = observer,
+                                 .exchanges_rows = is_exchange(options_.mode)});
 }
 
 StepObserver BenchCall::marks_of(void* stream) const {
@@ -143,7 +155,7 @@ StepObserver BenchCall::marks_of(void* stream) const {
 
 void BenchCall::run_lap(TensorSet& set, bool is_timed) {
   void* stream = device_.stream();
-  const bool is_whole = options_.mode == BenchMode::kForward;
+  const bool is_whole = times_whole_call(options_.mode);
   if (is_timed && is_whole) device_.mark(TimeMark::kBegin, stream);
   if (set.graph) {
     set.graph->enqueue();
@@ -201,9 +213,10 @@ void BenchCall::compare_samples(std::span<const std::byte> y, ComparisonSums& su
   pool.run(std::ssize(samples), [&](std::int64_t sample, int) {
     const std::int64_t token = samples[static_cast<std::size_t>(sample)];
     const std::size_t route = static_cast<std::size_t>(token) * k;
+    const auto reference = is_exchange(options_.mode) ? exchanged_row : reference_row;
     references[static_cast<std::size_t>(sample)] =
-        reference_row(*values_, first + token, std::span(routed.ids).subspan(route, k),
-                      std::span(routed.scores).subspan(route, k));
+        reference(*values_, first + token, std::span(routed.ids).subspan(route, k),
+                  std::span(routed.scores).subspan(route, k));
   });
   for (std::size_t sample = 0; sample < samples.size(); ++sample) {
     sums.add({static_cast<const void*>(y.data() + samples[sample] * d * kBF16Bytes),

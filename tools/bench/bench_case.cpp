@@ -2,6 +2,7 @@
 #include "bench/bench_case.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -32,6 +33,11 @@ double capacity_factor(const BenchCase& row) {
                            static_cast<double>(row.num_tokens * row.shape.top_k));
 }
 
+/// What a case has of the mean of its sets.
+constexpr std::array kMeans = {&CallTraffic::flops,        &CallTraffic::weight_bytes,
+                               &CallTraffic::link_bytes,   &CallTraffic::dispatch_bytes,
+                               &CallTraffic::return_bytes, &CallTraffic::combine_bytes};
+
 class CaseBuilder {
  public:
   CaseBuilder(const BenchShape& shape, std::int64_t num_tokens, const BenchSetting& setting)
@@ -46,6 +52,7 @@ class CaseBuilder {
     config.num_experts = shape.experts_of(setting.num_ranks);
     config.max_moe_layers_per_activation_slot = 1;
     config.combine = setting.options.combine;
+    config.num_sms = setting.options.num_sms;
     config.inference = true;
     config.timeout = setting.options.timeout;
     validate(config);
@@ -60,10 +67,7 @@ class CaseBuilder {
       has_repeats_ = has_repeats_ || has_repeated_experts(ranks.back(), config.top_k);
     }
     const CallTraffic traffic = count_traffic(case_.shape, ranks, config.combine);
-    case_.traffic.flops += traffic.flops;
-    case_.traffic.weight_bytes += traffic.weight_bytes;
-    case_.traffic.link_bytes += traffic.link_bytes;
-    case_.traffic.combine_bytes += traffic.combine_bytes;
+    for (const auto sum : kMeans) case_.traffic.*sum += traffic.*sum;
     case_.traffic.rows = std::max(case_.traffic.rows, traffic.rows);
     case_.sets.push_back(std::move(ranks[static_cast<std::size_t>(setting_.rank)]));
   }
@@ -77,11 +81,7 @@ class CaseBuilder {
                                              std::max(setting_.num_laps, 2));
     case_.num_weight_copies = copies_beyond_cache(weights, setting_.cache_bytes, 1, num_sets);
     while (std::ssize(case_.sets) < num_sets) add_set();
-    CallTraffic& traffic = case_.traffic;
-    for (double* sum :
-         {&traffic.flops, &traffic.weight_bytes, &traffic.link_bytes, &traffic.combine_bytes}) {
-      *sum /= num_sets;
-    }
+    for (const auto sum : kMeans) case_.traffic.*sum /= num_sets;
     case_.config.distinct_experts = !has_repeats_;
     case_.config.device_scratch_capacity_factor = capacity_factor(case_);
     return std::move(case_);

@@ -16,14 +16,19 @@ constexpr int kMaxRanks = 1024;
 constexpr int kMaxRounds = 10000;
 constexpr int kMaxRows = 64;
 
-constexpr std::array kModes = {"forward", "dispatch", "gemm", "combine", "train"};
+constexpr std::array kModes = {"forward",           "dispatch",        "gemm",
+                               "combine",           "train",           "exchange",
+                               "exchange-dispatch", "exchange-combine"};
 
 constexpr const char* kFooter =
     "A shape is a model of 'distmoe plan --help' or D,F,E,K; '@L' after it gives every rank L "
     "experts.\n'each' stands for Mixtral-8x7B, DeepSeek-V3@32, Qwen3-235B-A22B, gpt-oss-120b,\n"
     "Qwen3-30B-A3B and OLMoE-1B-7B.\n\n"
     "Modes: forward = the whole call; dispatch = publishing and ordering the routes; gemm = both\n"
-    "products with the rows that travel inside them; combine = the weighted sum.\n\n"
+    "products with the rows that travel inside them; combine = the weighted sum.\n"
+    "On CUDA also exchange = a call whose experts return their rows as they are;\n"
+    "exchange-dispatch = the rows' way to the experts; exchange-combine = their way back and the\n"
+    "weighted sum.\n\n"
     "Exit code: 0, 2 wrong arguments or files, 3 failure at run time, or a timed call that was "
     "wrong.\n\n"
     "Examples:\n"
@@ -57,8 +62,9 @@ void add_what_to_measure(CLI::App& app, BenchOptions& options) {
       ->type_name("N")
       ->expected(1, kMaxRows)
       ->required();
-  add(app, "--mode", "forward|dispatch|gemm|combine|train", "What is timed [forward]",
-      [&options](const std::string& text) {
+  add(app, "--mode",
+      "forward|dispatch|gemm|combine|train|exchange|exchange-dispatch|exchange-combine",
+      "What is timed [forward]", [&options](const std::string& text) {
         options.mode =
             static_cast<BenchMode>(parse_name("--mode", text, {kModes.begin(), kModes.end()}));
       });
@@ -87,6 +93,8 @@ void add_how_to_measure(CLI::App& app, BenchOptions& options) {
             [&options](std::int64_t value) { options.ranks = static_cast<int>(value); });
   add_engine_option(app, options.engine);
   add_backend_option(app, options.backend);
+  add_count(app, "--sms", "Streaming multiprocessors of a rank, as Config::num_sms [all]",
+            kMaxCount, [&options](std::int64_t value) { options.num_sms = value; });
   app.add_flag("--graph", options.graph, "Replay CUDA graphs of the calls (--backend cuda)");
   add_count(app, "--rounds", "Times that every row is measured, in turn [21]", kMaxRounds,
             [&options](std::int64_t value) { options.rounds = static_cast<int>(value); });
@@ -101,6 +109,11 @@ void add_how_to_measure(CLI::App& app, BenchOptions& options) {
 }  // namespace
 
 const char* to_string(BenchMode mode) noexcept { return kModes[static_cast<std::size_t>(mode)]; }
+
+bool is_exchange(BenchMode mode) noexcept {
+  return mode == BenchMode::kExchange || mode == BenchMode::kExchangeDispatch ||
+         mode == BenchMode::kExchangeCombine;
+}
 
 std::string BenchOptions::routing_text() const {
   switch (routing) {

@@ -21,9 +21,20 @@ class App;
 
 namespace distmoe::tools {
 
-/// Which steps of a call are timed.
-enum class BenchMode { kForward, kDispatch, kGemm, kCombine, kTrain };
+/// Which steps of a call are timed. An exchange is a call whose experts return their rows as they
+/// are, so that its dispatch and combine are alone.
+enum class BenchMode {
+  kForward,
+  kDispatch,
+  kGemm,
+  kCombine,
+  kTrain,
+  kExchange,
+  kExchangeDispatch,
+  kExchangeCombine,
+};
 const char* to_string(BenchMode mode) noexcept;
+bool is_exchange(BenchMode mode) noexcept;
 
 enum class RoutingKind { kUniform, kZipf, kCaptured };
 
@@ -35,6 +46,7 @@ struct BenchOptions {
   BackendKind backend = BackendKind::kCpu;
   BenchMode mode = BenchMode::kForward;
   Combine combine = Combine::kPerRoute;
+  std::optional<std::int64_t> num_sms;  ///< Config::num_sms
   bool graph = false;
   RoutingKind routing = RoutingKind::kUniform;
   std::filesystem::path routing_file;  ///< of kCaptured

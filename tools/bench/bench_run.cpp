@@ -111,7 +111,8 @@ std::string BenchRun::settings() const {
   std::string text = concat(to_string(options_.backend), " --mode ", to_string(options_.mode),
                             " --rounds ", options_.rounds, options_.graph ? " --graph" : "",
                             " --routing ", options_.routing_text(), " ", options_.routing_layer,
-                            " --combine ", static_cast<int>(options_.combine), " --tokens");
+                            " --combine ", static_cast<int>(options_.combine), " --sms ",
+                            options_.num_sms.value_or(0), " --tokens");
   for (const std::int64_t tokens : options_.tokens) text += concat(" ", tokens);
   for (const BenchShape& shape : options_.shapes) text += " --shape " + shape.name;
   return text;

@@ -54,8 +54,15 @@ BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& 
       row.tflops = plan.traffic.flops / row.us.median * 1e-6;
       row.floor_us = forward_floor_us(plan.traffic, own);
       break;
+    case BenchMode::kExchangeDispatch:
+      row.floor_us = exchange_dispatch_floor_us(plan.traffic, own);
+      break;
+    case BenchMode::kExchangeCombine:
+      row.floor_us = exchange_combine_floor_us(plan.traffic, own);
+      break;
     case BenchMode::kCombine: row.floor_us = combine_floor_us(plan.traffic, own); break;
     case BenchMode::kDispatch:
+    case BenchMode::kExchange:
     case BenchMode::kTrain: break;
   }
   return row;

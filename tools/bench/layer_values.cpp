@@ -38,6 +38,14 @@ double dot(const Noise& noise, std::int64_t first, std::span<const double> vecto
   return sum;
 }
 
+std::vector<double> token_row(const LayerValues& values, std::int64_t token) {
+  std::vector<double> x(static_cast<std::size_t>(values.hidden_dim));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = to_float(values.x.at(token * values.hidden_dim + static_cast<std::int64_t>(i)));
+  }
+  return x;
+}
+
 double silu(double value) { return value / (1.0 + std::exp(-value)); }
 
 }  // namespace
@@ -59,15 +67,24 @@ std::shared_ptr<const LayerValues> SharedLayerValues::of(const BenchShape& shape
   return made_.emplace_back(std::make_shared<const LayerValues>(shape));
 }
 
+std::vector<double> exchanged_row(const LayerValues& values, std::int64_t token,
+                                  std::span<const std::int32_t> ids,
+                                  std::span<const float> scores) {
+  double weight = 0.0;
+  for (std::size_t k = 0; k < ids.size(); ++k) {
+    if (ids[k] >= 0) weight += static_cast<double>(scores[k]);
+  }
+  std::vector<double> y = token_row(values, token);
+  for (double& value : y) value *= weight;
+  return y;
+}
+
 std::vector<double> reference_row(const LayerValues& values, std::int64_t token,
                                   std::span<const std::int32_t> ids,
                                   std::span<const float> scores) {
   const std::int64_t d = values.hidden_dim;
   const std::int64_t f = values.intermediate_dim;
-  std::vector<double> x(static_cast<std::size_t>(d));
-  for (std::int64_t i = 0; i < d; ++i) {
-    x[static_cast<std::size_t>(i)] = to_float(values.x.at(token * d + i));
-  }
+  const std::vector<double> x = token_row(values, token);
   std::vector<double> y(x.size());
   std::vector<double> h2(static_cast<std::size_t>(f));
   for (std::size_t k = 0; k < ids.size(); ++k) {

@@ -40,4 +40,8 @@ class SharedLayerValues {
 std::vector<double> reference_row(const LayerValues& values, std::int64_t token,
                                   std::span<const std::int32_t> ids, std::span<const float> scores);
 
+/// y of one token in an exchange, in FP64: x times the sum of its scores, where the id is not -1.
+std::vector<double> exchanged_row(const LayerValues& values, std::int64_t token,
+                                  std::span<const std::int32_t> ids, std::span<const float> scores);
+
 }  // namespace distmoe::tools

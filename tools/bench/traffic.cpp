@@ -14,12 +14,24 @@ constexpr double kBF16Bytes = 2.0;
 constexpr double kF32Bytes = 4.0;
 constexpr double kMicroseconds = 1e6;
 
+/// Bytes that cross a rank's link.
+struct LinkBytes {
+  double in = 0.0;
+  double out = 0.0;
+
+  double busier() const { return std::max(in, out); }
+};
+
 /// Rows and bytes of one rank.
 struct RankTraffic {
   std::int64_t rows = 0;
   std::int64_t active_experts = 0;
-  double bytes_in = 0.0;
-  double bytes_out = 0.0;
+  LinkBytes dispatched;
+  LinkBytes returned;
+
+  double link_bytes() const {
+    return LinkBytes{dispatched.in + returned.in, dispatched.out + returned.out}.busier();
+  }
 };
 
 /// Dispatch sends a token once to every rank that it needs; combine returns a row for each of its
@@ -31,16 +43,16 @@ class LinkCount {
 
   void add_token(std::size_t owner, std::size_t peer, std::int64_t num_routes) {
     if (owner == peer || num_routes == 0) return;
-    move(owner, peer, row_bytes_ * kBF16Bytes);
-    move(peer, owner,
+    move(&RankTraffic::dispatched, owner, peer, row_bytes_ * kBF16Bytes);
+    move(&RankTraffic::returned, peer, owner,
          combine_ == Combine::kPerRank ? row_bytes_ * kF32Bytes
                                        : row_bytes_ * kBF16Bytes * static_cast<double>(num_routes));
   }
 
  private:
-  void move(std::size_t from, std::size_t to, double bytes) {
-    ranks_[from].bytes_out += bytes;
-    ranks_[to].bytes_in += bytes;
+  void move(LinkBytes RankTraffic::*direction, std::size_t from, std::size_t to, double bytes) {
+    (ranks_[from].*direction).out += bytes;
+    (ranks_[to].*direction).in += bytes;
   }
 
   double row_bytes_;
@@ -96,7 +108,9 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
   for (const RankTraffic& rank : traffic) {
     call.weight_bytes = std::max(
         call.weight_bytes, static_cast<double>(rank.active_experts) * expert_weights * kBF16Bytes);
-    call.link_bytes = std::max({call.link_bytes, rank.bytes_in, rank.bytes_out});
+    call.link_bytes = std::max(call.link_bytes, rank.link_bytes());
+    call.dispatch_bytes = std::max(call.dispatch_bytes, rank.dispatched.busier());
+    call.return_bytes = std::max(call.return_bytes, rank.returned.busier());
     call.rows = std::max(call.rows, rank.rows);
   }
   return call;
@@ -109,6 +123,19 @@ std::optional<double> forward_floor_us(const CallTraffic& traffic, const Machine
   // NOTE: ranks of one device or machine have no link between them whose rate could be measured.
   if (!compute || !weights) return std::nullopt;
   return std::max({*compute, *weights, link.value_or(0.0)});
+}
+
+std::optional<double> exchange_dispatch_floor_us(const CallTraffic& traffic,
+                                                 const MachineRates& rates) {
+  return traffic.dispatch_bytes == 0.0 ? std::nullopt
+                                       : time_at(traffic.dispatch_bytes, rates.link_bytes);
+}
+
+std::optional<double> exchange_combine_floor_us(const CallTraffic& traffic,
+                                                const MachineRates& rates) {
+  const std::optional<double> sum = combine_floor_us(traffic, rates);
+  const std::optional<double> link = time_at(traffic.return_bytes, rates.link_bytes);
+  return sum && link ? std::optional(*link + *sum) : std::nullopt;
 }
 
 std::optional<double> combine_floor_us(const CallTraffic& traffic, const MachineRates& rates) {

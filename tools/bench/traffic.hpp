@@ -16,11 +16,13 @@ namespace distmoe::tools {
 
 /// Of one call. Where ranks differ, of the rank that has most.
 struct CallTraffic {
-  double flops = 0.0;          ///< 6 T K D F, what a rank's tokens cost
-  double weight_bytes = 0.0;   ///< of the experts that get a row
-  double link_bytes = 0.0;     ///< that cross to or from a rank, in the busier direction
-  double combine_bytes = 0.0;  ///< results of the rank's routes read, y written
-  std::int64_t rows = 0;       ///< that a rank receives
+  double flops = 0.0;           ///< 6 T K D F, what a rank's tokens cost
+  double weight_bytes = 0.0;    ///< of the experts that get a row
+  double link_bytes = 0.0;      ///< that cross to or from a rank, in the busier direction
+  double dispatch_bytes = 0.0;  ///< of them, rows of x
+  double return_bytes = 0.0;    ///< of them, results or sums
+  double combine_bytes = 0.0;   ///< results of the rank's routes read, y written
+  std::int64_t rows = 0;        ///< that a rank receives
 };
 
 /// `ranks` holds the tokens of every rank, T each.
@@ -38,6 +40,12 @@ struct MachineRates {
 /// The largest of compute, weights at the copy rate and link, in microseconds. Empty where a rate
 /// that it needs is.
 std::optional<double> forward_floor_us(const CallTraffic& traffic, const MachineRates& rates);
+/// Rows of x across the link; empty where none cross one.
+std::optional<double> exchange_dispatch_floor_us(const CallTraffic& traffic,
+                                                 const MachineRates& rates);
+/// Results across the link, then the weighted sum, which waits for them.
+std::optional<double> exchange_combine_floor_us(const CallTraffic& traffic,
+                                                const MachineRates& rates);
 /// Of the weighted sum alone.
 std::optional<double> combine_floor_us(const CallTraffic& traffic, const MachineRates& rates);
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/cuda/cuda_backend.hpp"
 
+#include <algorithm>
+
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
 #include "backend/cuda/fault_text.hpp"
 #include "backend/cuda/kernels/combine.hpp"
+#include "backend/cuda/kernels/copy_rows.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
@@ -133,6 +136,7 @@ CudaBackend::CudaBackend(BackendSetup setup)
   DISTMOE_CUDA_CHECK(prepare_peer_barrier());
   DISTMOE_CUDA_CHECK(prepare_rank_sums());
   DISTMOE_CUDA_CHECK(prepare_combine());
+  DISTMOE_CUDA_CHECK(prepare_copy_rows());
   DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
   DISTMOE_CUDA_CHECK(cudaEventCreateWithFlags(&last_call_done_, cudaEventDisableTiming));
 }
@@ -243,7 +247,7 @@ void CudaBackend::route(const ForwardCall& call) {
       .sums = sum_tables(),
       .x = address_of(call.x_TD),
       .x_stride_bytes = row_stride_bytes(call.x_TD),
-      .gather_buffer = gather_buffer_,
+      .gather_buffer = gather_buffer(call),
       .row_bytes = setup_.config.hidden_dim * 2,
       .capacity_rows = capacity_rows_,
       .rank = setup_.rank,
@@ -367,6 +371,53 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
                   kInternal, "no tensor map for w2");
     DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, choice_.persistent_blocks, stream_of(call)));
   }
+  send_rank_sums(stream_of(call));
+  meet_peers(PeerBarrier::kResultsStored, stream_of(call));
+}
+
+std::uint64_t CudaBackend::gather_buffer(const ForwardCall& call) const {
+  if (!call.exchanges_rows || !combines_per_rank()) return gather_buffer_;
+  const LayerRegions regions =
+      LayerBytes<>{layer_dims(setup_.config)}.scratch_regions(capacity_rows_);
+  const std::int64_t most_rows =
+      std::min(capacity_rows_, (setup_.size - 1) * setup_.config.max_tokens);
+  DISTMOE_CHECK(most_rows * setup_.config.hidden_dim * 2 <= regions.h1 + regions.h2, kUnsupported,
+                "an exchange with combine per_rank needs room for ", most_rows,
+                " peers' rows of x where h1 and h2 lie: give it a larger intermediate_dim");
+  return gather_buffer_ + static_cast<std::uint64_t>(regions.x);
+}
+
+void CudaBackend::copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to,
+                            cudaStream_t stream) {
+  const CopyRowsArgs args{.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                          .rows = rows,
+                          .row_bytes = static_cast<std::int32_t>(setup_.config.hidden_dim * 2),
+                          .from = from,
+                          .to = to};
+  DISTMOE_CUDA_CHECK(launch_copy_rows(args, choice_.persistent_blocks, stream));
+}
+
+void CudaBackend::dispatch_rows(const ForwardCall& call) {
+  const DeviceScope scope(setup_.device);
+  if (setup_.size > 1) {
+    copy_rows(CopiedRows::kGathered,
+              {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource)},
+              {.base = gather_buffer(call), .stride_bytes = setup_.config.hidden_dim * 2},
+              stream_of(call));
+  }
+  // What the experts would have left in this rank's memory.
+  if (combines_per_rank()) copy_to_results(call);
+}
+
+void CudaBackend::copy_to_results(const ForwardCall& call) {
+  copy_rows(CopiedRows::kRouted,
+            {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress)},
+            result_rows(), stream_of(call));
+}
+
+void CudaBackend::return_rows(const ForwardCall& call) {
+  const DeviceScope scope(setup_.device);
+  if (!combines_per_rank()) copy_to_results(call);
   send_rank_sums(stream_of(call));
   meet_peers(PeerBarrier::kResultsStored, stream_of(call));
 }

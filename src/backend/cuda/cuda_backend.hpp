@@ -13,6 +13,7 @@
 #include "backend/backend.hpp"
 #include "backend/cuda/device_memory.hpp"
 #include "backend/cuda/kernels/call_state.hpp"
+#include "backend/cuda/kernels/copy_rows.hpp"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/peer_windows.hpp"
@@ -33,6 +34,8 @@ class CudaBackend final : public Backend {
   void dispatch_w13_swiglu(const ForwardCall& call) override;
   void w2_scatter(const ForwardCall& call) override;
   void combine(const ForwardCall& call) override;
+  void dispatch_rows(const ForwardCall& call) override;
+  void return_rows(const ForwardCall& call) override;
 
   // Inference contexts alone: regions are placed at creation, and there are no slots.
   void carve(const ForwardCall&) override {}
@@ -66,6 +69,11 @@ class CudaBackend final : public Backend {
   void copy_from_device(void* out, const void* source, std::size_t bytes);
   GroupedGemmArgs product_args(Product product) const;
   RowTable h2_rows() const;
+  /// Where peers' rows arrive; in an exchange with combine per_rank beside h3.
+  std::uint64_t gather_buffer(const ForwardCall& call) const;
+  /// A row for every route, to where W2 would store its result.
+  void copy_to_results(const ForwardCall& call);
+  void copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to, cudaStream_t stream);
   /// BF16 [R, D], with combine per_rank: in the place of the gathered rows.
   std::uint64_t h3() const { return gather_buffer_; }
   /// Where W2 stores its rows.

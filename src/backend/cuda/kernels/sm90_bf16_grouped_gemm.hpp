@@ -12,16 +12,9 @@
 #include <cstdint>
 
 #include "backend/cuda/call_frame.hpp"
+#include "backend/cuda/row_table.hpp"
 
 namespace distmoe::cuda {
-
-/// Rows found through a table of addresses, or row r at base + r * stride_bytes where there is
-/// none. Every row starts at a multiple of 16 bytes.
-struct RowTable {
-  const std::uint64_t* address = nullptr;  ///< [R]
-  std::uint64_t base = 0;
-  std::int64_t stride_bytes = 0;
-};
 
 /// A bias of every local expert; null data where there is none. Strides in elements.
 struct DeviceBias {

@@ -25,6 +25,7 @@ inline constexpr int kRouteChunkWarps = kRouteChunkThreads / 32;
 inline constexpr int kRouteScanThreads = 1024;
 inline constexpr int kCombineThreads = 256;
 inline constexpr int kRankSumThreads = 256;
+inline constexpr int kCopyRowsThreads = 1024;
 
 struct LaunchShape {
   std::int64_t blocks;
@@ -86,6 +87,11 @@ constexpr LaunchShape rank_sums_launch(std::int64_t blocks, std::int64_t top_k) 
   return {
       blocks, kRankSumThreads,
       static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + sizeof(std::int32_t)))};
+}
+
+/// `blocks` take pieces of rows in turn.
+constexpr LaunchShape copy_rows_launch(std::int64_t blocks) {
+  return {blocks, kCopyRowsThreads, 0};
 }
 
 }  // namespace distmoe::cuda

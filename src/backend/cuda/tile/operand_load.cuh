@@ -27,10 +27,6 @@ inline constexpr int kFullArrivals = kGatherThreads + 1;
 /// Arrivals at "empty": every consumer warp of both blocks, since each block's weights go to both.
 inline constexpr int kEmptyArrivals = kClusterBlocks * kConsumerWarps;
 
-__device__ __forceinline__ std::uint64_t row_address(const RowTable& table, std::int64_t row) {
-  return table.address != nullptr ? table.address[row] : table.base + row * table.stride_bytes;
-}
-
 /// Records that a chunk of the gather buffer never came; later kernels of the call compute nothing.
 __device__ inline void record_gather_timeout(CallFrame* frame, int chunk, std::uint32_t actual) {
   if (atomicExch(&frame->failed, 1) != 0) return;
