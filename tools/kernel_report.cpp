@@ -68,11 +68,26 @@ Json json_of(const cuda::NamedLaunch& launch) {
           {"shared_bytes", launch.shape.shared_bytes}};
 }
 
+Json json_of(const cuda::FewRowsCandidate& candidate) {
+  return {{"w13_rows", candidate.tiles.w13_rows},
+          {"w2_rows", candidate.tiles.w2_rows},
+          {"cost", candidate.cost}};
+}
+
 template <typename Item>
 Json list_of(const std::vector<Item>& items) {
   Json list = Json::array();
   for (const Item& item : items) list.push_back(json_of(item));
   return list;
+}
+
+Json few_rows_json(const ExplainedCall& call) {
+  if (call.not_few != cuda::NotFew::kNo) return nullptr;
+  const cuda::FewRowsTiles& tiles = call.few_rows.front().tiles;
+  return {{"kernel", cuda::kFewRowsName},
+          {"w13_rows", tiles.w13_rows},
+          {"w2_rows", tiles.w2_rows},
+          {"considered", list_of(call.few_rows)}};
 }
 
 Json json_of(const ExplainedCall& call, const cuda::ChoiceInputs& inputs) {
@@ -87,14 +102,18 @@ Json json_of(const ExplainedCall& call, const cuda::ChoiceInputs& inputs) {
     product["groups"] = list_of(groups.kinds);
     products.push_back(std::move(product));
   }
-  return {{"tokens", rows.num_tokens},
-          {"rows", rows.num_rows},
-          {"pulled_rows", rows.pulled_rows},
-          {"rows_per_expert", cuda::rows_per_expert(inputs, rows.num_tokens)},
-          {"active_experts", rows.active_experts},
-          {"starts_w2_early", call.starts_w2_early},
-          {"products", std::move(products)},
-          {"launches", list_of(call.launches)}};
+  return {
+      {"tokens", rows.num_tokens},
+      {"rows", rows.num_rows},
+      {"pulled_rows", rows.pulled_rows},
+      {"rows_per_expert", cuda::rows_per_expert(inputs, rows.num_tokens)},
+      {"active_experts", rows.active_experts},
+      {"few_rows", few_rows_json(call)},
+      {"not_few_rows",
+       call.not_few == cuda::NotFew::kNo ? Json(nullptr) : Json(cuda::reason_name(call.not_few))},
+      {"starts_w2_early", call.starts_w2_early},
+      {"products", std::move(products)},
+      {"launches", list_of(call.launches)}};
 }
 
 Json choice_json(const cuda::ContextChoice& choice) {
@@ -124,10 +143,15 @@ ExplainedKernels explain_kernels(std::string title, const cuda::ChoiceInputs& in
   const std::int64_t max_tokens = *std::ranges::max_element(tokens);
   for (const std::int64_t num_tokens : tokens) {
     ExplainedCall call{.rows = cuda::balanced_rows(inputs, kernels.rank, num_tokens)};
-    for (const cuda::Product product : {cuda::Product::kW13, cuda::Product::kW2}) {
-      call.products.push_back(cuda::product_load(product, inputs, kernels.choice, call.rows));
+    call.not_few = cuda::why_not_few(inputs, num_tokens);
+    if (call.not_few == cuda::NotFew::kNo) {
+      call.few_rows = cuda::rank_few_rows_tiles(inputs, kernels.choice, num_tokens);
+    } else {
+      for (const cuda::Product product : {cuda::Product::kW13, cuda::Product::kW2}) {
+        call.products.push_back(cuda::product_load(product, inputs, kernels.choice, call.rows));
+      }
+      call.starts_w2_early = cuda::starts_w2_early(inputs, kernels.choice, num_tokens);
     }
-    call.starts_w2_early = cuda::starts_w2_early(inputs, kernels.choice, num_tokens);
     call.launches =
         cuda::forward_launches(inputs, kernels.choice, kernels.rank, num_tokens, max_tokens);
     kernels.calls.push_back(std::move(call));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/cuda/select/balanced_call.hpp"
+#include "backend/cuda/select/few_rows_choice.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
 
 namespace distmoe::tools {
@@ -15,6 +16,9 @@ namespace distmoe::tools {
 /// One call of T tokens on every rank.
 struct ExplainedCall {
   cuda::BalancedRows rows;
+  cuda::NotFew not_few = cuda::NotFew::kNo;        ///< why it is not made in one launch
+  std::vector<cuda::FewRowsCandidate> few_rows{};  ///< where it is: tiles, the chosen ones first
+  // Where it is not:
   bool starts_w2_early = false;
   std::vector<cuda::ProductLoad> products{};
   std::vector<cuda::NamedLaunch> launches{};

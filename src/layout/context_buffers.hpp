@@ -62,6 +62,8 @@ inline constexpr const char* kCallFrame = "call frame";
 inline constexpr const char* kTileGroups = "tile groups";
 inline constexpr const char* kGatherFlags = "gather flags";
 inline constexpr const char* kPeerWindows = "peer windows";
+inline constexpr const char* kFewRowsCounters = "counters of few rows";
+inline constexpr const char* kArrivals = "arrived results of few rows";
 inline constexpr const char* kChunkCounts = "routing counts of chunks";
 inline constexpr const char* kChunkTokens = "gathered tokens of chunks";
 }  // namespace buffer_name

@@ -19,6 +19,12 @@ inline constexpr std::int64_t kGatherChunkRows = 32;
 /// Tokens of one source rank that one block of the routing kernels handles.
 inline constexpr std::int64_t kRouteChunkTokens = 256;
 
+/// T * K of a call of few rows at most, which one launch makes.
+inline constexpr std::int64_t kFewRoutes = 1024;
+/// Fewest columns of a tile of such a call's W2.
+inline constexpr std::int64_t kFewTileColumns = 64;
+inline constexpr std::int64_t kFewRowsCountersBytes = 4352;
+
 /// Of both products.
 constexpr std::int64_t tile_groups_per_expert(std::int64_t ep_size) { return ep_size == 1 ? 2 : 4; }
 

@@ -128,7 +128,7 @@ TEST(ForwardLaunches, NoneIsEmptyAndASingleRankMeetsNobody) {
   for (const std::int64_t ranks : {1, 3}) {
     inputs.num_ranks = ranks;
     const ContextChoice choice = choose_kernels(inputs);
-    for (const std::int64_t tokens : {0, 1, 4095}) {
+    for (const std::int64_t tokens : {0, 129, 4095}) {
       std::int64_t barriers = 0;
       std::int64_t of_tokens = 0;
       for (const NamedLaunch& launch : forward_launches(inputs, choice, 0, tokens, 4096)) {
@@ -143,12 +143,26 @@ TEST(ForwardLaunches, NoneIsEmptyAndASingleRankMeetsNobody) {
   }
 }
 
+TEST(ForwardLaunches, FewRowsOfASingleRankAreOneLaunch) {
+  ChoiceInputs inputs = qwen();
+  for (const Combine combine : {Combine::kPerRoute, Combine::kPerRank}) {
+    inputs.combine = combine;
+    for (const std::int64_t tokens : {1, 128}) {
+      const auto launches = forward_launches(inputs, choose_kernels(inputs), 0, tokens, 4096);
+      ASSERT_EQ(launches.size(), 1u);
+      EXPECT_EQ(std::string(launches[0].kernel), "sm90_bf16_few_rows");
+      EXPECT_EQ(launches[0].shape.blocks, 132);
+    }
+  }
+}
+
 TEST(ForwardLaunches, PerRankSendsSumsBeforeItMeetsThePeers) {
   ChoiceInputs inputs = qwen();
   inputs.combine = Combine::kPerRank;
   const auto names_of = [&] {
     std::string names;
-    for (const NamedLaunch& launch : forward_launches(inputs, choose_kernels(inputs), 0, 5, 8)) {
+    for (const NamedLaunch& launch :
+         forward_launches(inputs, choose_kernels(inputs), 0, 500, 500)) {
       names += std::string(launch.kernel) + " ";
     }
     return names;

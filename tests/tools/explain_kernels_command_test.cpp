@@ -75,6 +75,28 @@ TEST_F(ExplainKernelsCommand, JsonHasWhatWasChosenAndWhy) {
   EXPECT_EQ(call["launches"].back()["kernel"], "keep_fault");
 }
 
+TEST_F(ExplainKernelsCommand, FewRowsAreOneLaunchWithTheCheapestTiles) {
+  const Words words = {"--model", "Qwen3-30B-A3B", "--tokens", "1", "129"};
+  Words as_json = words;
+  as_json.emplace_back("--json");
+  const nlohmann::json calls = explain(as_json).json()["calls"];
+  const nlohmann::json& few = calls[0]["few_rows"];
+  EXPECT_EQ(calls[0]["not_few_rows"], nullptr);
+  EXPECT_EQ(few["kernel"], "sm90_bf16_few_rows");
+  EXPECT_EQ(few["w13_rows"], few["considered"][0]["w13_rows"]);
+  EXPECT_EQ(few["w2_rows"], few["considered"][0]["w2_rows"]);
+  EXPECT_LE(few["considered"][0]["cost"], few["considered"][1]["cost"]);
+  EXPECT_TRUE(calls[0]["products"].empty());
+  EXPECT_EQ(calls[0]["launches"].size(), 1u);
+  EXPECT_EQ(calls[1]["few_rows"], nullptr);
+  EXPECT_EQ(calls[1]["not_few_rows"], "routes");
+  EXPECT_EQ(calls[1]["products"].size(), 2u);
+  const std::string text = explain(words).output;
+  for (const char* part : {"one launch of sm90_bf16_few_rows: tiles of 96", "too many routes"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
 TEST_F(ExplainKernelsCommand, TextNamesChoiceReasonsAndWaves) {
   const CommandResult result =
       explain({"--model", "Mixtral-8x7B", "--tokens", "8192", "--kernel-choice", "fixed"});

@@ -12,6 +12,7 @@
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/select/few_rows_choice.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
 #include "comm/agreement.hpp"
@@ -103,19 +104,6 @@ std::uint64_t address_of(const TensorView& tensor) {
 
 std::int64_t row_stride_bytes(const TensorView& rows) { return rows.strides[0] * 2; }
 
-DeviceBias device_bias(const BiasRows& bias) {
-  return {.data = bias.data,
-          .expert_stride = bias.expert_stride,
-          .stride = bias.stride,
-          .is_bf16 = bias.dtype == DType::kBF16};
-}
-
-/// A tensor map wants a stride even where there is one expert. Experts may share weights: 0.
-std::int64_t expert_stride(std::int64_t num_experts, std::int64_t stride, std::int64_t row_stride,
-                           std::int64_t num_rows) {
-  return num_experts > 1 ? stride : row_stride * num_rows;
-}
-
 }  // namespace
 
 CudaBackend::CudaBackend(BackendSetup setup)
@@ -131,6 +119,7 @@ CudaBackend::CudaBackend(BackendSetup setup)
   gather_buffer_ = reinterpret_cast<std::uint64_t>(memory_.scratch());
   h2_ = gather_buffer_ + static_cast<std::uint64_t>(regions.x + regions.h1);
   DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
+  DISTMOE_CUDA_CHECK(prepare_few_rows());
   DISTMOE_CUDA_CHECK(prepare_route());
   DISTMOE_CUDA_CHECK(prepare_publish());
   DISTMOE_CUDA_CHECK(prepare_peer_barrier());
@@ -196,6 +185,7 @@ void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
 }
 
 void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
+  if (!refusal && few_rows_tiles(call)) return;
   const DeviceScope scope(setup_.device);
   const cudaStream_t stream = stream_of(call);
   PublishArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
@@ -228,6 +218,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
 }
 
 void CudaBackend::route(const ForwardCall& call) {
+  if (few_rows_tiles(call)) return;
   const DeviceScope scope(setup_.device);
   const RouteArgs args{
       .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
@@ -295,35 +286,23 @@ void CudaBackend::send_rank_sums(cudaStream_t stream) {
 }
 
 RowTable CudaBackend::result_rows() const {
-  if (combines_per_rank()) return {.base = h3(), .stride_bytes = setup_.config.hidden_dim * 2};
+  if (combines_per_rank()) return h3_rows();
   return {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress)};
-}
-
-GroupedGemmArgs CudaBackend::product_args(Product product) const {
-  GroupedGemmArgs args;
-  args.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame);
-  args.groups = groups_of(memory_.buffer_of<TileGroup>(buffer_name::kTileGroups), product,
-                          num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank),
-                          setup_.size);
-  args.timeout_ns = timeout_ns();
-  return args;
-}
-
-RowTable CudaBackend::h2_rows() const {
-  return {.base = h2_, .stride_bytes = setup_.config.intermediate_dim * 2};
 }
 
 void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
-  const ExpertMatrices& experts = call.experts;
+  if (const std::optional<FewRowsTiles> tiles = few_rows_tiles(call)) {
+    DISTMOE_CUDA_CHECK(launch_few_rows(
+        few_rows_args(call, *tiles), w13_map(call, {tiles->w13_rows, false}),
+        w2_map(call, {tiles->w2_rows, false}), choice_.persistent_blocks, stream_of(call)));
+    return;
+  }
   const std::int64_t num_local =
       num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
   if (num_local == 0) return;
-  GroupedGemmArgs args = product_args(Product::kW13);
+  GroupedGemmArgs args = w13_args(call);
   args.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
-  args.result = h2_rows();
-  args.bias = device_bias(experts.gate_bias);
-  args.bias_up = device_bias(experts.up_bias);
   args.pull = {.source_address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
                .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
                .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
@@ -331,45 +310,20 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
                .buffer_stride_bytes = setup_.config.hidden_dim * 2,
                .num_pullers = choice_.pulling_clusters};
   args.lets_next_start = starts_w2_early(choice_inputs_, choice_, call.num_tokens) ? 1 : 0;
-  args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
-                 .alpha = static_cast<float>(setup_.config.swiglu_alpha),
-                 .limit = static_cast<float>(setup_.config.swiglu_limit)};
-  args.m = static_cast<std::int32_t>(2 * setup_.config.intermediate_dim);
-  args.k = static_cast<std::int32_t>(setup_.config.hidden_dim);
-  CUtensorMap map;
-  const W13Layout layout{
-      .gate = experts.gate,
-      .row_stride = experts.w13_row_stride,
-      .half_stride = experts.up - experts.gate,
-      .expert_stride = expert_stride(num_local, experts.w13_expert_stride, experts.w13_row_stride,
-                                     2 * setup_.config.intermediate_dim)};
-  DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
-                             setup_.config.hidden_dim, &map),
-                kInternal, "no tensor map for w13");
-  DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, choice_.persistent_blocks, stream_of(call)));
+  DISTMOE_CUDA_CHECK(
+      launch_w13_swiglu(args, w13_map(call, {}), choice_.persistent_blocks, stream_of(call)));
 }
 
 void CudaBackend::w2_scatter(const ForwardCall& call) {
+  if (few_rows_tiles(call)) return;
   const DeviceScope scope(setup_.device);
   const std::int64_t num_local =
       num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
   if (num_local > 0) {
-    GroupedGemmArgs args = product_args(Product::kW2);
-    args.tokens = h2_rows();
+    GroupedGemmArgs args = w2_args(call);
     args.result = result_rows();
-    args.bias = device_bias(call.experts.bias2);
-    args.m = static_cast<std::int32_t>(setup_.config.hidden_dim);
-    args.k = static_cast<std::int32_t>(setup_.config.intermediate_dim);
-    CUtensorMap map;
-    const W2Layout layout{
-        .data = call.experts.w2,
-        .row_stride = call.experts.w2_row_stride,
-        .expert_stride = expert_stride(num_local, call.experts.w2_expert_stride,
-                                       call.experts.w2_row_stride, setup_.config.hidden_dim)};
-    DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
-                              setup_.config.intermediate_dim, &map),
-                  kInternal, "no tensor map for w2");
-    DISTMOE_CUDA_CHECK(launch_w2_scatter(args, map, choice_.persistent_blocks, stream_of(call)));
+    DISTMOE_CUDA_CHECK(
+        launch_w2_scatter(args, w2_map(call, {}), choice_.persistent_blocks, stream_of(call)));
   }
   send_rank_sums(stream_of(call));
   meet_peers(PeerBarrier::kResultsStored, stream_of(call));
@@ -424,6 +378,7 @@ void CudaBackend::return_rows(const ForwardCall& call) {
 
 void CudaBackend::combine(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
+  if (few_rows_tiles(call)) return mark_end_of_call(stream_of(call));
   const TensorView& scores = call.topk_scores_TK;
   const CombineArgs args{
       .state = memory_.buffer_of<CallState>(buffer_name::kCallState),

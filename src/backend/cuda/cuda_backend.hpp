@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/peer_windows.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
@@ -67,14 +69,24 @@ class CudaBackend final : public Backend {
   void wait_for_calls();
   CallState read_state();
   void copy_from_device(void* out, const void* source, std::size_t bytes);
+  /// Few rows of a rank without peers: dispatch_w13_swiglu() makes the whole call in one launch,
+  /// and the steps around it have nothing to enqueue.
+  std::optional<FewRowsTiles> few_rows_tiles(const ForwardCall& call) const;
+  FewRowsArgs few_rows_args(const ForwardCall& call, const FewRowsTiles& tiles) const;
   GroupedGemmArgs product_args(Product product) const;
+  /// A product's weights, biases and sizes.
+  GroupedGemmArgs w13_args(const ForwardCall& call) const;
+  GroupedGemmArgs w2_args(const ForwardCall& call) const;
+  CUtensorMap w13_map(const ForwardCall& call, const WeightBox& box) const;
+  CUtensorMap w2_map(const ForwardCall& call, const WeightBox& box) const;
   RowTable h2_rows() const;
   /// Where peers' rows arrive; in an exchange with combine per_rank beside h3.
   std::uint64_t gather_buffer(const ForwardCall& call) const;
   /// A row for every route, to where W2 would store its result.
   void copy_to_results(const ForwardCall& call);
   void copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to, cudaStream_t stream);
-  /// BF16 [R, D], with combine per_rank: in the place of the gathered rows.
+  RowTable h3_rows() const;
+  /// BF16 [R, D], where results stay on this rank: in the place of the gathered rows.
   std::uint64_t h3() const { return gather_buffer_; }
   /// Where W2 stores its rows.
   RowTable result_rows() const;

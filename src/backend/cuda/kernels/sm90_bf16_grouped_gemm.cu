@@ -27,40 +27,44 @@ cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_
 template <int kDims>
 bool encode_map(EncodeTiled encode, const void* data, const cuuint64_t (&dims)[kDims],
                 const std::int64_t (&strides)[kDims - 1], const cuuint32_t (&box)[kDims],
-                CUtensorMap* map) {
+                bool reads_ahead, CUtensorMap* map) {
   cuuint64_t stride_bytes[kDims - 1];
   cuuint32_t element_strides[kDims];
   for (int i = 0; i < kDims; ++i) element_strides[i] = 1;
   for (int i = 0; i < kDims - 1; ++i) {
     stride_bytes[i] = static_cast<cuuint64_t>(strides[i]) * kElementBytes;
   }
-  return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), dims,
-                stride_bytes, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  return encode(
+             map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, kDims, const_cast<void*>(data), dims,
+             stride_bytes, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B,
+             reads_ahead ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 }  // namespace
 
 bool make_w13_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
-                  std::int64_t intermediate_dim, std::int64_t hidden_dim, CUtensorMap* map) {
+                  std::int64_t intermediate_dim, std::int64_t hidden_dim, const WeightBox& box,
+                  CUtensorMap* map) {
   const auto k = static_cast<cuuint64_t>(hidden_dim);
   const cuuint64_t dims[5] = {k, 8, 2, static_cast<cuuint64_t>(intermediate_dim / 8),
                               static_cast<cuuint64_t>(num_experts)};
   const std::int64_t strides[4] = {w13.row_stride, w13.half_stride, 8 * w13.row_stride,
                                    w13.expert_stride};
-  const cuuint32_t box[5] = {kStageK, 8, 2, kWeightRowsPerBlock / 16, 1};
-  return encode_map(encode, w13.gate, dims, strides, box, map);
+  const cuuint32_t extent[5] = {kStageK, 8, 2, static_cast<cuuint32_t>(box.rows / 16), 1};
+  return encode_map(encode, w13.gate, dims, strides, extent, box.reads_ahead, map);
 }
 
 bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
-                 std::int64_t hidden_dim, std::int64_t intermediate_dim, CUtensorMap* map) {
+                 std::int64_t hidden_dim, std::int64_t intermediate_dim, const WeightBox& box,
+                 CUtensorMap* map) {
   const cuuint64_t dims[3] = {static_cast<cuuint64_t>(intermediate_dim),
                               static_cast<cuuint64_t>(hidden_dim),
                               static_cast<cuuint64_t>(num_experts)};
   const std::int64_t strides[2] = {w2.row_stride, w2.expert_stride};
-  const cuuint32_t box[3] = {kStageK, kWeightRowsPerBlock, 1};
-  return encode_map(encode, w2.data, dims, strides, box, map);
+  const cuuint32_t extent[3] = {kStageK, static_cast<cuuint32_t>(box.rows), 1};
+  return encode_map(encode, w2.data, dims, strides, extent, box.reads_ahead, map);
 }
 
 cudaError_t prepare_grouped_gemm() {

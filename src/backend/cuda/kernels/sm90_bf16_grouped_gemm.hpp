@@ -13,6 +13,7 @@
 
 #include "backend/cuda/call_frame.hpp"
 #include "backend/cuda/row_table.hpp"
+#include "backend/cuda/tile/gemm_storage.hpp"
 
 namespace distmoe::cuda {
 
@@ -77,6 +78,13 @@ struct W2Layout {
   std::int64_t expert_stride = 0;
 };
 
+/// What one copy of a map's weights takes: rows of kStageK elements; and whether L2 reads the next
+/// kStageK along.
+struct WeightBox {
+  int rows = kWeightRowsPerBlock;
+  bool reads_ahead = true;
+};
+
 /// Tensor maps of the weights; `encode` is cuTensorMapEncodeTiled (cudaGetDriverEntryPoint). False
 /// if the driver refuses (an address or a stride is no multiple of 16 bytes).
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
@@ -84,9 +92,11 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 bool make_w13_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
-                  std::int64_t intermediate_dim, std::int64_t hidden_dim, CUtensorMap* map);
+                  std::int64_t intermediate_dim, std::int64_t hidden_dim, const WeightBox& box,
+                  CUtensorMap* map);
 bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
-                 std::int64_t hidden_dim, std::int64_t intermediate_dim, CUtensorMap* map);
+                 std::int64_t hidden_dim, std::int64_t intermediate_dim, const WeightBox& box,
+                 CUtensorMap* map);
 
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
 cudaError_t prepare_grouped_gemm();

@@ -36,6 +36,13 @@ __device__ __forceinline__ void wait(std::uint64_t* barrier, std::uint32_t parit
 #endif
 }
 
+/// Arrives at a barrier of this block; what this thread did before is visible to who waits.
+__device__ __forceinline__ void arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
+                   static_cast<std::uint32_t>(__cvta_generic_to_shared(barrier)))
+               : "memory");
+}
+
 /// Arrives at a barrier found by twin_in_cluster, to say that this thread is done reading.
 /// NOTE: CCCL's wrapper releases at cluster scope, which costs a device-wide fence per arrival.
 /// Nothing that this thread wrote has to be seen by the other block, so that the default scope is

@@ -26,6 +26,20 @@ __device__ __forceinline__ std::uint32_t load_acquire_sys(const std::uint32_t* f
 __device__ __forceinline__ void store_release_sys(std::uint32_t* flag, std::uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
+/// Adds; what this thread saw of others' writes is visible to who acquires the sum.
+__device__ __forceinline__ void add_release_gpu(std::uint32_t* count, std::uint32_t value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(count), "r"(value) : "memory");
+}
+/// The same; returns the count before, and acquires what those who added before released.
+__device__ __forceinline__ std::uint32_t add_acquire_release_gpu(std::uint32_t* count,
+                                                                 std::uint32_t value) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(count), "r"(value)
+               : "memory");
+  return before;
+}
 __device__ __forceinline__ std::uint64_t global_timer_ns() {
   return ::cuda::ptx::get_sreg_globaltimer();
 }

@@ -5,6 +5,7 @@
 #include <iterator>
 #include <limits>
 
+#include "backend/cuda/select/few_rows_choice.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
 #include "plan/expert_partition.hpp"
@@ -128,6 +129,9 @@ ProductLoad product_load(Product product, const ChoiceInputs& inputs, const Cont
 std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const ContextChoice& choice,
                                           std::int64_t rank, std::int64_t num_tokens,
                                           std::int64_t max_tokens) {
+  if (choose_few_rows(inputs, choice, num_tokens)) {
+    return {{kFewRowsName, few_rows_launch(choice.persistent_blocks)}};
+  }
   const std::int64_t num_local = num_local_experts(inputs.num_experts, inputs.num_ranks, rank);
   const std::int64_t num_chunks = checked_mul(inputs.num_ranks, route_chunks_per_rank(max_tokens));
   std::vector<NamedLaunch> launches = {{"begin_call", kSingleThreadLaunch}};

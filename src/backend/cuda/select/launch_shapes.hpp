@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/tile/few_rows_storage.hpp"
 #include "backend/cuda/tile/gemm_storage.hpp"
 #include "layout/cuda_layout.hpp"
 
@@ -64,6 +65,11 @@ constexpr LaunchShape route_place_launch(std::int64_t num_chunks, std::int64_t n
 /// `blocks` are persistent: all resident together, in clusters of kClusterBlocks.
 constexpr LaunchShape grouped_gemm_launch(std::int64_t blocks) {
   return {blocks, kGemmThreads, static_cast<std::int32_t>(sizeof(GemmStorage))};
+}
+
+/// `blocks` are persistent, one an SM.
+constexpr LaunchShape few_rows_launch(std::int64_t blocks) {
+  return {blocks, kGemmThreads, static_cast<std::int32_t>(sizeof(FewRowsStorage))};
 }
 
 /// A block a token; score and id of each route in shared memory.

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What the expert products of a call are made of: sizes, biases, tensor maps of the weights, and
+// the arguments of the kernel that makes a call of few rows at once.
+#include "backend/cuda/cuda_backend.hpp"
+#include "backend/cuda/cuda_check.hpp"
+#include "backend/cuda/select/few_rows_choice.hpp"
+#include "core/check.hpp"
+#include "layout/context_buffers.hpp"
+#include "plan/expert_partition.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+static_assert(kFewRoutes == cuda_layout::kFewRoutes);
+
+DeviceBias device_bias(const BiasRows& bias) {
+  return {.data = bias.data,
+          .expert_stride = bias.expert_stride,
+          .stride = bias.stride,
+          .is_bf16 = bias.dtype == DType::kBF16};
+}
+
+/// A tensor map wants a stride even where there is one expert. Experts may share weights: 0.
+std::int64_t expert_stride(std::int64_t num_experts, std::int64_t stride, std::int64_t row_stride,
+                           std::int64_t num_rows) {
+  return num_experts > 1 ? stride : row_stride * num_rows;
+}
+
+std::uint64_t address_of(const TensorView& tensor) {
+  return reinterpret_cast<std::uint64_t>(tensor.data);
+}
+
+}  // namespace
+
+GroupedGemmArgs CudaBackend::product_args(Product product) const {
+  GroupedGemmArgs args;
+  args.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame);
+  args.groups = groups_of(memory_.buffer_of<TileGroup>(buffer_name::kTileGroups), product,
+                          num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank),
+                          setup_.size);
+  args.timeout_ns = timeout_ns();
+  return args;
+}
+
+RowTable CudaBackend::h2_rows() const {
+  return {.base = h2_, .stride_bytes = setup_.config.intermediate_dim * 2};
+}
+
+RowTable CudaBackend::h3_rows() const {
+  return {.base = h3(), .stride_bytes = setup_.config.hidden_dim * 2};
+}
+
+GroupedGemmArgs CudaBackend::w13_args(const ForwardCall& call) const {
+  GroupedGemmArgs args = product_args(Product::kW13);
+  args.result = h2_rows();
+  args.bias = device_bias(call.experts.gate_bias);
+  args.bias_up = device_bias(call.experts.up_bias);
+  args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
+                 .alpha = static_cast<float>(setup_.config.swiglu_alpha),
+                 .limit = static_cast<float>(setup_.config.swiglu_limit)};
+  args.m = static_cast<std::int32_t>(2 * setup_.config.intermediate_dim);
+  args.k = static_cast<std::int32_t>(setup_.config.hidden_dim);
+  return args;
+}
+
+CUtensorMap CudaBackend::w13_map(const ForwardCall& call, const WeightBox& box) const {
+  const ExpertMatrices& experts = call.experts;
+  const std::int64_t num_local =
+      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+  CUtensorMap map;
+  const W13Layout layout{
+      .gate = experts.gate,
+      .row_stride = experts.w13_row_stride,
+      .half_stride = experts.up - experts.gate,
+      .expert_stride = expert_stride(num_local, experts.w13_expert_stride, experts.w13_row_stride,
+                                     2 * setup_.config.intermediate_dim)};
+  DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
+                             setup_.config.hidden_dim, box, &map),
+                kInternal, "no tensor map for w13");
+  return map;
+}
+
+GroupedGemmArgs CudaBackend::w2_args(const ForwardCall& call) const {
+  GroupedGemmArgs args = product_args(Product::kW2);
+  args.tokens = h2_rows();
+  args.bias = device_bias(call.experts.bias2);
+  args.m = static_cast<std::int32_t>(setup_.config.hidden_dim);
+  args.k = static_cast<std::int32_t>(setup_.config.intermediate_dim);
+  return args;
+}
+
+CUtensorMap CudaBackend::w2_map(const ForwardCall& call, const WeightBox& box) const {
+  const std::int64_t num_local =
+      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+  CUtensorMap map;
+  const W2Layout layout{
+      .data = call.experts.w2,
+      .row_stride = call.experts.w2_row_stride,
+      .expert_stride = expert_stride(num_local, call.experts.w2_expert_stride,
+                                     call.experts.w2_row_stride, setup_.config.hidden_dim)};
+  DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
+                            setup_.config.intermediate_dim, box, &map),
+                kInternal, "no tensor map for w2");
+  return map;
+}
+
+std::optional<FewRowsTiles> CudaBackend::few_rows_tiles(const ForwardCall& call) const {
+  // A call that saves keeps what this kernel does not store; one that exchanges has no products.
+  if (call.saves || call.exchanges_rows) return std::nullopt;
+  return choose_few_rows(choice_inputs_, choice_, call.num_tokens);
+}
+
+FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTiles& tiles) const {
+  const TensorView& ids = call.topk_ids_TK;
+  const TensorView& scores = call.topk_scores_TK;
+  FewRowsArgs args{
+      .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+      .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+      .counters = memory_.buffer_of<FewRowsCounters>(buffer_name::kFewRowsCounters),
+      .arrivals = memory_.buffer_of<std::uint32_t>(buffer_name::kArrivals),
+      .record = {.row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
+                 .token_row_address =
+                     memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
+                 .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
+                 .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
+                 .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert)},
+      .capacity_rows = capacity_rows_,
+      .ids = ids.data,
+      .id_token_stride = ids.strides[0],
+      .id_k_stride = ids.strides[1],
+      .scores = scores.data,
+      .score_token_stride = scores.strides[0],
+      .score_k_stride = scores.strides[1],
+      .ids_are_64_bit = ids.dtype == DType::kI64,
+      .scores_are_bf16 = scores.dtype == DType::kBF16,
+      .x = address_of(call.x_TD),
+      .x_stride_bytes = call.x_TD.strides[0] * 2,
+      .y = address_of(call.y_TD),
+      .y_stride_bytes = call.y_TD.strides[0] * 2,
+      .num_tokens = static_cast<std::int32_t>(call.num_tokens),
+      .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+      .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
+      .tiles = tiles,
+      .w13 = w13_args(call),
+      .w2 = w2_args(call)};
+  args.w2.result = h3_rows();
+  return args;
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A forward call of few rows on a rank without peers, in one launch: routing, both products and the
+// combine. Weights decide how long it takes, so that they flow from the first tile of W13 to the
+// last of W2 without a pause.
+//
+//   route     every block: ids and scores -> tables in shared memory      tile/few_rows_routing.cuh
+//   W13       h2[r, f] = bf16(swiglu(bf16(gate + bias), bf16(up + bias)))
+//   W2        h3[r, d] = bf16(acc + bias2)
+//   combine   y[t, d]  = bf16(sum_k fp32(h3) * score), k in order         tile/few_rows_combine.cuh
+//
+// m, n, k: m = rows of a weight matrix (2F or D), n = rows of an expert, k = D or F. The sums over
+// k are those of the grouped GEMM, bit by bit: stages of 64, instructions of 16, never split.
+//
+// A tile is 64 to 128 weight rows, as the host chose them, x up to 64 rows of one expert (a group).
+// Blocks draw tiles in order, those of W13 first. A tile of W2 waits until all tiles of W13 of its
+// group are stored; its weights do not. Roles of a block of 384 threads:
+//   warp 0        one thread: draws tiles, loads weights by TMA
+//   warps 1-3     token rows by cp.async
+//   warps 4-11    two consumer warpgroups that take tiles in turn: wgmma, epilogue, stores, combine
+// Barriers: full[stage]  97 arrivals (96 gathering threads, 1 for the bytes of the weights)
+//           empty[stage] 4 arrivals (the warps of the warpgroup whose tile it was)
+//           work_full 1, work_empty 11 arrivals: the tiles that the roles walk
+//           computed[warpgroup] 4 arrivals: its products are done, it is the other's turn
+//           named barriers 1, 2: one per consumer warpgroup
+// Waits for other blocks are for those that run already (tile/few_rows_schedule.cuh).
+//
+// Limits: T * K <= kFewRoutes, E <= kFewExperts; k % 8 == 0, output width % 8 == 0, rows and
+// weights at multiples of 16 bytes.
+#pragma once
+
+#include <cuda.h>
+
+#include <cuda/ptx>
+
+#include <cstdint>
+
+#include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
+#include "backend/cuda/ptx/grid_dependency.cuh"
+#include "backend/cuda/ptx/tensor_map.cuh"
+#include "backend/cuda/ptx/wgmma.cuh"
+#include "backend/cuda/tile/few_rows_combine.cuh"
+#include "backend/cuda/tile/few_rows_operands.cuh"
+#include "backend/cuda/tile/few_rows_routing.cuh"
+#include "backend/cuda/tile/few_rows_schedule.cuh"
+#include "backend/cuda/tile/operand_load.cuh"
+#include "backend/cuda/tile/tile_epilogue.cuh"
+
+namespace distmoe::cuda {
+
+/// The count of a group's stored tiles of W13.
+__device__ __forceinline__ std::uint32_t* stored_tiles(const FewRowsArgs& args,
+                                                       const FewRowsTables& tables, int group) {
+  return &args.counters->stored_tiles[tables.turn][group];
+}
+
+/// Ends the call for those that come after it. By one thread, when all blocks have drawn their
+/// last number.
+__device__ inline void end_few_rows_call(const FewRowsArgs& args, const FewRowsTables& tables) {
+  CallState& state = *args.state;
+  ++state.num_calls;
+  CallFrame frame{};
+  frame.num_rows = tables.num_rows;
+  if (has_failed(args, tables)) {
+    frame.failed = 1;
+    frame.fault = few_rows_fault(args, tables);
+    if (state.first_fault.kind == FaultKind::kNone) {
+      state.first_fault = frame.fault;
+      state.first_fault_call = static_cast<std::int64_t>(state.num_calls);
+    }
+  } else {
+    state.peak_rows = max(state.peak_rows, std::int64_t{tables.num_rows});
+  }
+  *args.frame = frame;
+}
+
+/// The weights of a tile, through the map of its product. NOTE: evicted first, they leave L2 to
+/// tokens and results (H200, Qwen3-30B-A3B, 128 tokens: 286 -> 279 us).
+class FewRowsWeights {
+ public:
+  __device__ FewRowsWeights(const FewRowsArgs& args, const CUtensorMap& w13_map,
+                            const CUtensorMap& w2_map)
+      : w13_map_(w13_map),
+        w2_map_(w2_map),
+        tiles_(args.tiles),
+        policy_(ptx::evict_first_policy()) {}
+
+  __device__ __forceinline__ void load(FewRowsStorage& shared, int slot, const FewRowsTile& work,
+                                       int k) const {
+    const bool is_w2 = work.product == static_cast<std::int32_t>(Product::kW2);
+    const int rows = is_w2 ? tiles_.w2_rows : tiles_.w13_rows;
+    ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
+                                           ::cuda::ptx::space_shared, &shared.full[slot],
+                                           static_cast<std::uint32_t>(rows * kRowBytes));
+    const ptx::BoxCopy copy = {ptx::shared_address(shared.weights[slot]),
+                               ptx::shared_address(&shared.full[slot]), policy_};
+    if (is_w2) {
+      ptx::copy_box(w2_map_, {k, work.weight_tile * rows, work.expert}, copy);
+    } else {
+      ptx::copy_box(w13_map_, {k, 0, 0, work.weight_tile * rows / 16, work.expert}, copy);
+    }
+  }
+
+ private:
+  const CUtensorMap& w13_map_;
+  const CUtensorMap& w2_map_;
+  FewRowsTiles tiles_;
+  std::uint64_t policy_;
+};
+
+__device__ __forceinline__ int num_few_stages(const FewRowsArgs& args, const FewRowsTile& work) {
+  const bool is_w2 = work.product == static_cast<std::int32_t>(Product::kW2);
+  return ((is_w2 ? args.w2.k : args.w13.k) + kStageK - 1) / kStageK;
+}
+
+/// Role of the thread that loads weights; `draw` is the block's first, num_groups is 0 where the
+/// call has failed.
+__device__ inline void run_few_weight_load(const FewRowsArgs& args, const FewRowsWeights& weights,
+                                           FewRowsStorage& shared, FewRowsDraw draw,
+                                           int num_groups) {
+  const FewRowsSchedule schedule(args, shared.tables, num_groups);
+  FewRowsWorkWriter writer;
+  FewRowsStage stage;
+  FewRowsTile work = schedule.tile(draw.number());
+  while (work.expert >= 0) {
+    writer.write(shared, work);
+    const int num_stages = num_few_stages(args, work);
+    for (int i = 0; i < num_stages; ++i, stage.advance()) {
+      ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
+      // NOTE: not before the last stage has room: a block whose tile waits must not take another
+      // one from those that don't. The stages in the ring last longer than the answer takes.
+      if (i == num_stages - 1) draw = FewRowsDraw::next(args);
+      weights.load(shared, stage.slot, work, i * kStageK);
+    }
+    work = schedule.tile(draw.number());
+  }
+  writer.write(shared, work);
+  if (!schedule.is_last(draw.number())) return;
+  draw.begin_next_turn(args);
+  end_few_rows_call(args, shared.tables);
+}
+
+/// Waits until h2 of a group is stored. Blocks that run already store it.
+__device__ __forceinline__ void wait_for_h2(const FewRowsArgs& args, const FewRowsTables& tables,
+                                            int group) {
+  const auto tiles = static_cast<std::uint32_t>(FewRowsWeightTiles(args).w13);
+  if (threadIdx.x % 32 == 0) {
+    while (ptx::load_acquire_gpu(stored_tiles(args, tables, group)) < tiles) {
+    }
+  }
+  __syncwarp();
+}
+
+/// Role of the gathering warps.
+__device__ inline void run_few_token_gather(const FewRowsArgs& args, FewRowsStorage& shared) {
+  FewRowsGather gather(static_cast<int>(threadIdx.x) - 32);
+  FewRowsWorkReader reader;
+  FewRowsStage stage;
+  for (FewRowsTile work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
+    if (work.product == static_cast<std::int32_t>(Product::kW2)) {
+      wait_for_h2(args, shared.tables, work.group);
+      gather.start_tile(work.num_rows, args.w2.k,
+                        [&](int row) { return row_address(args.w2.tokens, work.row_begin + row); });
+    } else {
+      gather.start_tile(work.num_rows, args.w13.k, [&](int row) {
+        const int token = shared.tables.route_of_row[work.row_begin + row] / args.top_k;
+        return args.x + token * args.x_stride_bytes;
+      });
+    }
+    const int num_stages = num_few_stages(args, work);
+    for (int i = 0; i < num_stages; ++i, stage.advance()) {
+      ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
+      gather.copy_stage(ptx::shared_address(shared.tokens[stage.slot]));
+      ptx::cp_async_arrive(ptx::shared_address(&shared.full[stage.slot]));
+    }
+  }
+}
+
+/// acc += weights x tokens^T over all of k. Stages are released one late, when their products are
+/// done.
+template <int kN>
+__device__ __forceinline__ void accumulate_few(FewRowsStorage& shared, FewRowsStage& stage,
+                                               int num_stages, int lane, Accumulators<kN>& acc) {
+  constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
+  constexpr std::uint64_t kStepM = 64 * kRowBytes >> 4;
+  const std::uint64_t weights = ptx::swizzled_descriptor(ptx::shared_address(shared.weights));
+  const std::uint64_t tokens = ptx::swizzled_descriptor(ptx::shared_address(shared.tokens));
+  int previous = -1;
+  for (int i = 0; i < num_stages; ++i, stage.advance()) {
+    ptx::wait(&shared.full[stage.slot], stage.parity);
+    // cp.async wrote the tokens as ordinary memory accesses; wgmma reads through the async proxy.
+    ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
+    const std::uint64_t a = weights + stage.slot * (sizeof(shared.weights[0]) >> 4);
+    const std::uint64_t b = tokens + stage.slot * (sizeof(shared.tokens[0]) >> 4);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStageK / kInstructionK; ++k) {
+      ptx::Wgmma<kN>::run(acc[0], a + k * kStepK, b + k * kStepK);
+      ptx::Wgmma<kN>::run(acc[1], a + k * kStepK + kStepM, b + k * kStepK);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();
+    if (previous >= 0 && lane == 0) ptx::arrive_after_reads(&shared.empty[previous]);
+    previous = stage.slot;
+  }
+  ptx::wgmma_wait<0>();
+  if (lane == 0) ptx::arrive_after_reads(&shared.empty[previous]);
+}
+
+/// Warpgroups take tiles in turn. One waits for the other's products, not for its epilogue, before
+/// it looks at the stages of its own tile: a wait tells a stage's use from the next one alone.
+class FewRowsTurns {
+ public:
+  __device__ __forceinline__ void take(FewRowsStorage& shared, int warpgroup) {
+    // The first warpgroup begins, and is one tile ahead from then on.
+    if (warpgroup != 0 || tiles_ > 0) {
+      const int others = tiles_ - (warpgroup == 0 ? 1 : 0);
+      ptx::wait(&shared.computed[1 - warpgroup], static_cast<std::uint32_t>(others) & 1);
+    }
+    ++tiles_;
+  }
+  __device__ __forceinline__ void pass(FewRowsStorage& shared, const ConsumerThread& self) const {
+    if (self.lane == 0) ptx::arrive(&shared.computed[self.warpgroup]);
+  }
+
+ private:
+  int tiles_ = 0;
+};
+static_assert(kConsumerWarpgroups == 2);
+
+/// One product of a tile and the store of its result.
+template <typename Epilogue, int kN>
+__device__ __forceinline__ void compute_few(const GroupedGemmArgs& product, FewRowsStorage& shared,
+                                            FewRowsStage& stage, const FewRowsTurns& turns,
+                                            const FewRowsTile& work, int column, int end_column,
+                                            const ConsumerThread& self) {
+  const TileBias bias = Epilogue::load_bias(product, work.expert, column, self);
+  if (self.thread < kFewTileTokens) {
+    shared.result_row[self.warpgroup][self.thread] =
+        self.thread < work.num_rows ? row_address(product.result, work.row_begin + self.thread) : 0;
+  }
+  // NOTE: cleared for the reason that compute_tile() of the grouped GEMM gives.
+  Accumulators<kN> acc;
+#pragma unroll
+  for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
+  accumulate_few<kN>(shared, stage, (product.k + kStageK - 1) / kStageK, self.lane, acc);
+  turns.pass(shared, self);
+  store_few<Epilogue, kN>(product, shared, acc, bias, column, end_column, self);
+}
+
+/// Calls compute_few for the instruction width of the tile.
+template <typename Epilogue, int kN = kFewTileTokens>
+__device__ __forceinline__ void dispatch_few(const GroupedGemmArgs& product, FewRowsStorage& shared,
+                                             FewRowsStage& stage, const FewRowsTurns& turns,
+                                             const FewRowsTile& work, int column, int end_column,
+                                             const ConsumerThread& self) {
+  if (instruction_rows(work.num_rows) == kN) {
+    compute_few<Epilogue, kN>(product, shared, stage, turns, work, column, end_column, self);
+  } else if constexpr (kN > 8) {
+    dispatch_few<Epilogue, kN == 16 ? 8 : kN - 16>(product, shared, stage, turns, work, column,
+                                                   end_column, self);
+  }
+}
+
+template <bool kIsClamped>
+__device__ __forceinline__ void consume_w13(const FewRowsArgs& args, FewRowsStorage& shared,
+                                            FewRowsStage& stage, const FewRowsTurns& turns,
+                                            const FewRowsTile& work, const ConsumerThread& self) {
+  const int columns = args.tiles.w13_rows / 2;
+  const int column = work.weight_tile * columns;
+  dispatch_few<SwigluEpilogue<kIsClamped>>(args.w13, shared, stage, turns, work, column,
+                                           min(column + columns, args.w13.m / 2), self);
+  sync_warpgroup(self.warpgroup);  // the tile's rows are stored
+  if (self.thread == 0) ptx::add_release_gpu(stored_tiles(args, shared.tables, work.group), 1);
+}
+
+__device__ __forceinline__ void consume_w2(const FewRowsArgs& args, FewRowsStorage& shared,
+                                           FewRowsStage& stage, const FewRowsTurns& turns,
+                                           const FewRowsTile& work, const ConsumerThread& self) {
+  const int column = work.weight_tile * args.tiles.w2_rows;
+  const int end_column = min(column + args.tiles.w2_rows, args.w2.m);
+  dispatch_few<RowEpilogue>(args.w2, shared, stage, turns, work, column, end_column, self);
+  combine_complete(args, shared, work, column, end_column, self);
+}
+
+/// Role of the consumer warpgroups.
+template <bool kIsClamped>
+__device__ __forceinline__ void run_few_consumer(const FewRowsArgs& args, FewRowsStorage& shared) {
+  const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+  const ConsumerThread self = {__shfl_sync(kAllLanes, thread / kWarpgroupThreads, 0),
+                               thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
+                               thread % 32};
+  FewRowsWorkReader reader;
+  FewRowsStage stage;
+  FewRowsTurns turns;
+  int turn = 0;
+  for (FewRowsTile work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
+    const bool is_mine = turn == self.warpgroup;
+    turn = (turn + 1) % kConsumerWarpgroups;
+    if (!is_mine) {
+      stage.advance_by(num_few_stages(args, work));
+      continue;
+    }
+    turns.take(shared, self.warpgroup);
+    if (work.product == static_cast<std::int32_t>(Product::kW13)) {
+      consume_w13<kIsClamped>(args, shared, stage, turns, work, self);
+    } else {
+      consume_w2(args, shared, stage, turns, work, self);
+    }
+  }
+}
+
+__device__ inline void init_few_barriers(FewRowsStorage& shared) {
+  for (int i = 0; i < kFewStages; ++i) {
+    ::cuda::ptx::mbarrier_init(&shared.full[i], kFullArrivals);
+    ::cuda::ptx::mbarrier_init(&shared.empty[i], kWarpgroupThreads / 32);
+  }
+  for (int i = 0; i < kWorkSlots; ++i) {
+    ::cuda::ptx::mbarrier_init(&shared.work_full[i], 1);
+    ::cuda::ptx::mbarrier_init(&shared.work_empty[i], kFewWorkReaders);
+  }
+  for (int i = 0; i < kConsumerWarpgroups; ++i) {
+    ::cuda::ptx::mbarrier_init(&shared.computed[i], kWarpgroupThreads / 32);
+  }
+  ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
+}
+
+/// What is to be done once in a call, by one block's consumers, which wait for weights: what the
+/// host reads, and the counts of the next launch.
+__device__ inline void record_few_rows(const FewRowsArgs& args, const FewRowsTables& tables,
+                                       int thread) {
+  if (blockIdx.x != gridDim.x - 1) return;
+  record_routing(args, tables, thread, kConsumerThreads);
+  std::uint32_t* next = args.counters->stored_tiles[1 - tables.turn];
+  for (int i = thread; i < kFewGroups; i += kConsumerThreads) next[i] = 0;
+}
+
+template <bool kIsClamped>
+__global__ void __launch_bounds__(kGemmThreads, 1)
+    few_rows_kernel(const __grid_constant__ FewRowsArgs args,
+                    const __grid_constant__ CUtensorMap w13_map,
+                    const __grid_constant__ CUtensorMap w2_map) {
+  extern __shared__ __align__(1024) std::uint8_t shared_bytes[];
+  FewRowsStorage& shared = *reinterpret_cast<FewRowsStorage*>(shared_bytes);
+  FewRowsTables& tables = shared.tables;
+  if (threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(w13_map);
+    ptx::prefetch_tensor_map(w2_map);
+    init_few_barriers(shared);
+  }
+  ptx::wait_for_earlier_kernels();
+  // Its answer comes while the block routes.
+  FewRowsDraw draw;
+  if (threadIdx.x == 0) draw = FewRowsDraw::next(args);
+  route_few_rows(args, tables, shared.routing);
+  if (threadIdx.x == 0) tables.turn = draw.turn();
+  __syncthreads();
+  const bool failed = has_failed(args, tables);
+  if (threadIdx.x < kWarpgroupThreads) {
+    if (threadIdx.x == 0) {
+      run_few_weight_load(args, FewRowsWeights(args, w13_map, w2_map), shared, draw,
+                          failed ? 0 : tables.num_groups);
+    } else if (threadIdx.x >= 32) {
+      run_few_token_gather(args, shared);
+    }
+  } else {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
+    fill_incomplete(args, tables, failed, thread);
+    record_few_rows(args, tables, thread);
+    run_few_consumer<kIsClamped>(args, shared);
+  }
+}
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host side of the kernel that makes a whole forward call of few rows on a rank without peers in
+// one launch, see sm90_bf16_few_rows.cuh for its contract.
+#pragma once
+
+#include "backend/cuda/kernels/call_state.hpp"
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/tile/few_rows_storage.hpp"
+#include "layout/row_origin.hpp"
+
+namespace distmoe::cuda {
+
+/// What the host reads of a call's routing, see RouteArgs.
+struct RoutingRecord {
+  RowOrigin* row_origin = nullptr;             ///< [R]
+  std::uint64_t* token_row_address = nullptr;  ///< [R]
+  std::int32_t* expert_begin = nullptr;        ///< [E + 1]
+  std::int64_t* rows_per_rank = nullptr;       ///< [1]
+  std::int64_t* rows_per_expert = nullptr;     ///< [E]
+};
+
+struct FewRowsArgs {
+  CallState* state = nullptr;
+  CallFrame* frame = nullptr;
+  FewRowsCounters* counters = nullptr;
+  /// [tiles of W2's rows, T]: results that a token has in a tile's columns; 0 between calls.
+  std::uint32_t* arrivals = nullptr;
+  RoutingRecord record;
+  std::int64_t capacity_rows = 0;  ///< rows of the plan
+
+  const void* ids = nullptr;  ///< [T, K]
+  std::int64_t id_token_stride = 0;
+  std::int64_t id_k_stride = 0;
+  const void* scores = nullptr;  ///< [T, K]
+  std::int64_t score_token_stride = 0;
+  std::int64_t score_k_stride = 0;
+  std::int32_t ids_are_64_bit = 0;
+  std::int32_t scores_are_bf16 = 0;
+  std::uint64_t x = 0;  ///< BF16 [T, D]
+  std::int64_t x_stride_bytes = 0;
+  std::uint64_t y = 0;  ///< BF16 [T, D]
+  std::int64_t y_stride_bytes = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t top_k = 0;
+  std::int32_t num_experts = 0;
+  FewRowsTiles tiles;
+
+  /// Tokens and results are rows of x, h2 and h3; frame, groups and pull are not used.
+  GroupedGemmArgs w13;
+  GroupedGemmArgs w2;
+};
+
+/// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
+cudaError_t prepare_few_rows();
+
+/// The whole call: its fault or y. Weights through maps of args.tiles rows. Any number of blocks,
+/// one an SM.
+cudaError_t launch_few_rows(const FewRowsArgs& args, const CUtensorMap& w13_map,
+                            const CUtensorMap& w2_map, int num_blocks, cudaStream_t stream);
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Which calls the kernel of few rows makes in one launch, and with which tiles. Pure, as
+// kernel_choice.hpp is.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "backend/cuda/select/kernel_choice.hpp"
+#include "backend/cuda/tile/few_rows_storage.hpp"
+
+namespace distmoe::cuda {
+
+inline constexpr const char* kFewRowsName = "sm90_bf16_few_rows";
+
+/// Tokens of such a call at most.
+std::int64_t max_few_tokens(std::int64_t top_k);
+
+/// Why a call is none of few rows; kNo where it is one.
+enum class NotFew {
+  kNo,
+  kPeers,          ///< the rank has peers
+  kNoTokens,       ///< there is nothing to compute
+  kRoutes,         ///< more than kFewRoutes
+  kExperts,        ///< more than kFewExperts
+  kRowsPerExpert,  ///< more than kFewRowsPerExpert, on average
+};
+NotFew why_not_few(const ChoiceInputs& inputs, std::int64_t num_tokens);
+const char* reason_name(NotFew reason);
+
+/// Experts that get a row of `num_tokens` tokens, expected of uniform routing to distinct experts.
+std::int64_t expected_active_experts(const ChoiceInputs& inputs, std::int64_t num_tokens);
+
+/// A pair of tile heights and what it costs: when the last of the blocks ends, that draw the tiles
+/// of W13, then those of W2, in elements of the weights that a block reads until then.
+struct FewRowsCandidate {
+  FewRowsTiles tiles;
+  double cost = 0.0;
+};
+
+/// All pairs, the cheapest first, of equals the one with higher tiles.
+std::vector<FewRowsCandidate> rank_few_rows_tiles(const ChoiceInputs& inputs,
+                                                  const ContextChoice& choice,
+                                                  std::int64_t num_tokens);
+
+/// The tiles of a call of few rows, none for another one.
+std::optional<FewRowsTiles> choose_few_rows(const ChoiceInputs& inputs, const ContextChoice& choice,
+                                            std::int64_t num_tokens);
+
+}  // namespace distmoe::cuda

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: a call is one of few rows where the kernel takes it and for no other reason, and its
+// tiles are the cheapest of those that the kernel has.
+#include "backend/cuda/select/few_rows_choice.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "backend/choice_inputs.hpp"
+#include "core/checked_math.hpp"
+
+namespace distmoe::cuda {
+namespace {
+
+TEST(FewRowsChoice, WhatMakesACallNoneOfFewRowsIsNamed) {
+  ChoiceInputs inputs = qwen();
+  EXPECT_EQ(why_not_few(inputs, 0), NotFew::kNoTokens);
+  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kNo);
+  EXPECT_EQ(why_not_few(inputs, 128), NotFew::kNo);
+  EXPECT_EQ(why_not_few(inputs, 129), NotFew::kRoutes);
+  inputs.num_experts = kFewExperts + 1;
+  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kExperts);
+  inputs.num_experts = 8;
+  EXPECT_EQ(why_not_few(inputs, kFewRowsPerExpert), NotFew::kNo);
+  EXPECT_EQ(why_not_few(inputs, kFewRowsPerExpert + 1), NotFew::kRowsPerExpert);
+  inputs.num_ranks = 2;
+  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kPeers);
+}
+
+TEST(FewRowsChoice, EveryReasonHasANameOfItsOwn) {
+  std::vector<std::string> names;
+  for (const NotFew reason : {NotFew::kNo, NotFew::kPeers, NotFew::kNoTokens, NotFew::kRoutes,
+                              NotFew::kExperts, NotFew::kRowsPerExpert}) {
+    names.emplace_back(reason_name(reason));
+  }
+  std::ranges::sort(names);
+  EXPECT_EQ(std::ranges::adjacent_find(names), names.end());
+}
+
+TEST(FewRowsChoice, ExpectedActiveExpertsAreThoseOfRandomRouting) {
+  ChoiceInputs inputs = qwen();
+  EXPECT_EQ(expected_active_experts(inputs, 1), 8);
+  EXPECT_EQ(expected_active_experts(inputs, 16), 82);
+  EXPECT_EQ(expected_active_experts(inputs, 4096), 128);
+  inputs.top_k = inputs.num_experts;
+  EXPECT_EQ(expected_active_experts(inputs, 1), 128);
+}
+
+/// When the last block ends, by letting the blocks draw.
+double simulated_end(std::int64_t w13_tiles, double w13_cost, std::int64_t w2_tiles, double w2_cost,
+                     std::int32_t blocks) {
+  std::vector<double> ends(static_cast<std::size_t>(blocks), 0.0);
+  const auto draw = [&](std::int64_t tiles, double cost) {
+    for (std::int64_t tile = 0; tile < tiles; ++tile) *std::ranges::min_element(ends) += cost;
+  };
+  draw(w13_tiles, w13_cost);
+  draw(w2_tiles, w2_cost);
+  return *std::ranges::max_element(ends);
+}
+
+TEST(FewRowsChoice, TheCostIsWhenTheLastBlockEnds) {
+  std::mt19937 random(3);
+  const auto any = [&](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  for (int round = 0; round < 50; ++round) {
+    ChoiceInputs inputs = qwen();
+    inputs.hidden_dim = 8 * any(1, 500);
+    inputs.intermediate_dim = 8 * any(1, 500);
+    inputs.num_experts = any(8, 300);
+    inputs.device_sms = any(2, 150);
+    const ContextChoice choice = choose_kernels(inputs);
+    const std::int64_t tokens = any(1, 128);
+    const std::int64_t active = expected_active_experts(inputs, tokens);
+    const auto candidates = rank_few_rows_tiles(inputs, choice, tokens);
+    ASSERT_EQ(candidates.size(), 25u);
+    EXPECT_TRUE(std::ranges::is_sorted(candidates, {}, &FewRowsCandidate::cost));
+    // The cost of a tile follows from those of one block that draws all.
+    ContextChoice one_block = choice;
+    one_block.persistent_blocks = 1;
+    for (const FewRowsCandidate& candidate : rank_few_rows_tiles(inputs, one_block, tokens)) {
+      const FewRowsTiles& tiles = candidate.tiles;
+      const auto same = [&](const FewRowsCandidate& other) {
+        return other.tiles.w13_rows == tiles.w13_rows && other.tiles.w2_rows == tiles.w2_rows;
+      };
+      const double cost = std::ranges::find_if(candidates, same)->cost;
+      const std::int64_t token_rows = ceil_div(tokens * inputs.top_k, active);
+      const auto tile_cost = [&](std::int64_t m, std::int64_t rows, std::int64_t k) {
+        return static_cast<double>((std::min(rows, m) + token_rows + 4) * k);
+      };
+      const std::int64_t m13 = 2 * inputs.intermediate_dim;
+      const double simulated = simulated_end(
+          active * ceil_div(m13, tiles.w13_rows), tile_cost(m13, tiles.w13_rows, inputs.hidden_dim),
+          active * ceil_div(inputs.hidden_dim, tiles.w2_rows),
+          tile_cost(inputs.hidden_dim, tiles.w2_rows, inputs.intermediate_dim),
+          choice.persistent_blocks);
+      EXPECT_NEAR(cost, simulated, 1e-6 * simulated);
+    }
+  }
+}
+
+// One token of Qwen3-30B-A3B: 8 experts of 1536 and 2048 weight rows, a tile of each for nearly
+// every SM.
+TEST(FewRowsChoice, OneTokenGetsATileForEverySm) {
+  const ChoiceInputs inputs = qwen();
+  const auto tiles = choose_few_rows(inputs, choose_kernels(inputs), 1);
+  ASSERT_TRUE(tiles);
+  EXPECT_EQ(tiles->w13_rows, 96);
+  EXPECT_EQ(tiles->w2_rows, 128);
+}
+
+}  // namespace
+}  // namespace distmoe::cuda
