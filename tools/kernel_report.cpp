@@ -87,6 +87,8 @@ Json few_rows_json(const ExplainedCall& call) {
   return {{"kernel", cuda::kFewRowsName},
           {"w13_rows", tiles.w13_rows},
           {"w2_rows", tiles.w2_rows},
+          {"token_rows", tiles.tokens},
+          {"one_token", tiles.is_one_token != 0},
           {"considered", list_of(call.few_rows)}};
 }
 

@@ -132,25 +132,28 @@ void write_launches(std::ostream& text, const std::vector<cuda::NamedLaunch>& la
 std::string reason_words(cuda::NotFew reason) {
   switch (reason) {
     case cuda::NotFew::kNo: return "";
-    case cuda::NotFew::kPeers: return "the rank has peers";
     case cuda::NotFew::kNoTokens: return "there is nothing to compute";
     case cuda::NotFew::kRoutes: return "the call has too many routes";
     case cuda::NotFew::kExperts: return "there are too many experts";
     case cuda::NotFew::kRowsPerExpert: return "the experts have too many rows";
+    case cuda::NotFew::kSums: return "combine per_rank keeps results where pulled rows are";
   }
   return "";
 }
 
-void write_few_rows(std::ostream& text, const ExplainedCall& call) {
+void write_few_rows(std::ostream& text, const ExplainedCall& call, bool has_peers) {
   if (call.not_few != cuda::NotFew::kNo) {
-    text << kIndent << "not one launch of " << cuda::kFewRowsName << ", "
+    text << kIndent << "products not in one launch of " << cuda::kFewRowsName << ", "
          << cuda::reason_name(call.not_few) << ": " << reason_words(call.not_few) << "\n";
     return;
   }
   const cuda::FewRowsCandidate& chosen = call.few_rows.front();
-  text << kIndent << "one launch of " << cuda::kFewRowsName << ": tiles of "
-       << chosen.tiles.w13_rows << " weight rows of w13 and " << chosen.tiles.w2_rows
-       << " of w2, the cheapest of " << call.few_rows.size() << " pairs\n";
+  const cuda::FewRowsTiles& tiles = chosen.tiles;
+  text << kIndent << (has_peers ? "both products" : "the whole call") << " in one launch of "
+       << cuda::kFewRowsName << ": tiles of " << tiles.w13_rows << " weight rows of w13 and "
+       << tiles.w2_rows << " of w2" << (tiles.is_one_token != 0 ? " for each route" : "")
+       << ", the cheapest of " << call.few_rows.size() << " pairs, and up to " << tiles.tokens
+       << " token rows\n";
 }
 
 void write_call(std::ostream& text, const ExplainedKernels& kernels, const ExplainedCall& call) {
@@ -159,7 +162,7 @@ void write_call(std::ostream& text, const ExplainedKernels& kernels, const Expla
        << decimal(cuda::rows_per_expert(kernels.inputs, rows.num_tokens)) << " an expert; "
        << rows.active_experts << " experts have rows; " << grouped(rows.pulled_rows)
        << " rows are of peers' tokens\n";
-  write_few_rows(text, call);
+  write_few_rows(text, call, kernels.inputs.num_ranks > 1);
   for (const cuda::ProductLoad& load : call.products) {
     write_product(text, load, kernels.choice.clusters());
     for (const cuda::GroupKind& kind : rows.of(load.product).kinds) write_group(text, kind);

@@ -131,10 +131,10 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
   add(buffers.control, buffer_name::kGatherFlags, ceil_div(gathered, cuda_layout::kGatherChunkRows),
       kInt32Bytes);
   add(buffers.control, buffer_name::kPeerWindows, ep_size, cuda_layout::kPeerWindowsBytes);
+  add_buffer(buffers.control, buffer_name::kFewRowsCounters, cuda_layout::kFewRowsCountersBytes);
   if (ep_size == 1) {
     const std::int64_t few_tokens =
         std::min(config.max_tokens, cuda_layout::kFewRoutes / config.top_k);
-    add_buffer(buffers.control, buffer_name::kFewRowsCounters, cuda_layout::kFewRowsCountersBytes);
     add(buffers.control, buffer_name::kArrivals,
         checked_mul(ceil_div(config.hidden_dim, cuda_layout::kFewTileColumns), few_tokens),
         kInt32Bytes);

@@ -23,7 +23,7 @@ inline constexpr std::int64_t kRouteChunkTokens = 256;
 inline constexpr std::int64_t kFewRoutes = 1024;
 /// Fewest columns of a tile of such a call's W2.
 inline constexpr std::int64_t kFewTileColumns = 64;
-inline constexpr std::int64_t kFewRowsCountersBytes = 4352;
+inline constexpr std::int64_t kFewRowsCountersBytes = 4224;
 
 /// Of both products.
 constexpr std::int64_t tile_groups_per_expert(std::int64_t ep_size) { return ep_size == 1 ? 2 : 4; }

@@ -156,6 +156,17 @@ TEST(ForwardLaunches, FewRowsOfASingleRankAreOneLaunch) {
   }
 }
 
+TEST(ForwardLaunches, FewRowsWithPeersHaveBothProductsInOneLaunch) {
+  ChoiceInputs inputs = qwen();
+  inputs.num_ranks = 2;
+  std::string names;
+  for (const NamedLaunch& launch : forward_launches(inputs, choose_kernels(inputs), 0, 128, 128)) {
+    names += std::string(launch.kernel) + " ";
+  }
+  EXPECT_NE(names.find("route_place sm90_bf16_few_rows peer_barrier combine "), std::string::npos)
+      << names;
+}
+
 TEST(ForwardLaunches, PerRankSendsSumsBeforeItMeetsThePeers) {
   ChoiceInputs inputs = qwen();
   inputs.combine = Combine::kPerRank;
@@ -167,11 +178,9 @@ TEST(ForwardLaunches, PerRankSendsSumsBeforeItMeetsThePeers) {
     }
     return names;
   };
-  EXPECT_NE(names_of().find("w2_scatter combine_ranks keep_fault "), std::string::npos)
-      << names_of();
+  EXPECT_NE(names_of().find("w2_scatter combine_ranks keep_fault "), std::string::npos) << names_of();
   inputs.num_ranks = 3;
-  EXPECT_NE(names_of().find("w2_scatter rank_sums peer_barrier combine_ranks keep_fault "),
-            std::string::npos)
+  EXPECT_NE(names_of().find("w2_scatter rank_sums peer_barrier combine_ranks keep_fault "), std::string::npos)
       << names_of();
 }
 

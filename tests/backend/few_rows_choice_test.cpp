@@ -27,14 +27,23 @@ TEST(FewRowsChoice, WhatMakesACallNoneOfFewRowsIsNamed) {
   inputs.num_experts = 8;
   EXPECT_EQ(why_not_few(inputs, kFewRowsPerExpert), NotFew::kNo);
   EXPECT_EQ(why_not_few(inputs, kFewRowsPerExpert + 1), NotFew::kRowsPerExpert);
+  // Two ranks have as many rows of half as many experts.
   inputs.num_ranks = 2;
-  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kPeers);
+  EXPECT_EQ(why_not_few(inputs, kFewRowsPerExpert / 2), NotFew::kNo);
+  EXPECT_EQ(why_not_few(inputs, kFewRowsPerExpert / 2 + 1), NotFew::kRowsPerExpert);
+  inputs.num_experts = 2 * kFewExperts;
+  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kNo);
+  inputs.combine = Combine::kPerRank;
+  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kSums);
+  inputs.num_ranks = 1;
+  inputs.num_experts = 8;
+  EXPECT_EQ(why_not_few(inputs, 1), NotFew::kNo);
 }
 
 TEST(FewRowsChoice, EveryReasonHasANameOfItsOwn) {
   std::vector<std::string> names;
-  for (const NotFew reason : {NotFew::kNo, NotFew::kPeers, NotFew::kNoTokens, NotFew::kRoutes,
-                              NotFew::kExperts, NotFew::kRowsPerExpert}) {
+  for (const NotFew reason : {NotFew::kNo, NotFew::kNoTokens, NotFew::kRoutes, NotFew::kExperts,
+                              NotFew::kRowsPerExpert, NotFew::kSums}) {
     names.emplace_back(reason_name(reason));
   }
   std::ranges::sort(names);
@@ -46,8 +55,10 @@ TEST(FewRowsChoice, ExpectedActiveExpertsAreThoseOfRandomRouting) {
   EXPECT_EQ(expected_active_experts(inputs, 1), 8);
   EXPECT_EQ(expected_active_experts(inputs, 16), 82);
   EXPECT_EQ(expected_active_experts(inputs, 4096), 128);
+  inputs.num_ranks = 2;
+  EXPECT_EQ(expected_active_experts(inputs, 8), 41);
   inputs.top_k = inputs.num_experts;
-  EXPECT_EQ(expected_active_experts(inputs, 1), 128);
+  EXPECT_EQ(expected_active_experts(inputs, 1), 64);
 }
 
 /// When the last block ends, by letting the blocks draw.
@@ -74,7 +85,7 @@ TEST(FewRowsChoice, TheCostIsWhenTheLastBlockEnds) {
     inputs.num_experts = any(8, 300);
     inputs.device_sms = any(2, 150);
     const ContextChoice choice = choose_kernels(inputs);
-    const std::int64_t tokens = any(1, 128);
+    const std::int64_t tokens = any(2, 128);
     const std::int64_t active = expected_active_experts(inputs, tokens);
     const auto candidates = rank_few_rows_tiles(inputs, choice, tokens);
     ASSERT_EQ(candidates.size(), 25u);
@@ -103,14 +114,50 @@ TEST(FewRowsChoice, TheCostIsWhenTheLastBlockEnds) {
   }
 }
 
-// One token of Qwen3-30B-A3B: 8 experts of 1536 and 2048 weight rows, a tile of each for nearly
-// every SM.
+// One token of Qwen3-30B-A3B: 8 experts of 1536 weight rows, and 16 of the 2048 rows of W2 of all 8
+// at a time: a tile of each for nearly every SM.
 TEST(FewRowsChoice, OneTokenGetsATileForEverySm) {
-  const ChoiceInputs inputs = qwen();
+  ChoiceInputs inputs = qwen();
   const auto tiles = choose_few_rows(inputs, choose_kernels(inputs), 1);
   ASSERT_TRUE(tiles);
   EXPECT_EQ(tiles->w13_rows, 96);
-  EXPECT_EQ(tiles->w2_rows, 128);
+  EXPECT_EQ(tiles->w2_rows, 16);
+  EXPECT_EQ(tiles->tokens, 8);
+  EXPECT_EQ(tiles->is_one_token, 1);
+  // Not where its results go to peers, nor where W2 has many stages.
+  inputs.num_ranks = 2;
+  EXPECT_EQ(choose_few_rows(inputs, choose_kernels(inputs), 1)->is_one_token, 0);
+  inputs.num_ranks = 1;
+  inputs.intermediate_dim = 1536;
+  EXPECT_EQ(choose_few_rows(inputs, choose_kernels(inputs), 1)->is_one_token, 0);
+}
+
+TEST(FewRowsChoice, ATileOfOneTokenFitsWhateverTheRoutes) {
+  for (std::int64_t top_k = 1; top_k <= kOneTokenRoutes; ++top_k) {
+    ChoiceInputs inputs = qwen();
+    inputs.top_k = top_k;
+    for (const FewRowsCandidate& candidate :
+         rank_few_rows_tiles(inputs, choose_kernels(inputs), 1)) {
+      EXPECT_EQ(candidate.tiles.is_one_token, 1);
+      EXPECT_EQ(candidate.tiles.w2_rows % 8, 0);
+      EXPECT_LE(candidate.tiles.w2_rows * top_k, kFewTileWeights);
+    }
+  }
+}
+
+TEST(FewRowsRing, HasAsManyStagesAsFit) {
+  for (std::int32_t rows = kFewTileWeightsMin; rows <= kFewTileWeights; rows += 16) {
+    for (std::int32_t tokens = kFewTileTokensMin; tokens <= kFewTileTokens; tokens *= 2) {
+      const FewRowsRing ring =
+          few_rows_ring({.w13_rows = rows, .w2_rows = 64, .tokens = tokens}, 8);
+      EXPECT_GE(ring.num_stages, 8);
+      EXPECT_LE(ring.num_stages, kFewStagesMax);
+      EXPECT_LE(ring.num_stages * ring.stage_bytes, kFewRingBytes);
+      EXPECT_EQ(ring.stage_bytes % 1024, 0);
+      EXPECT_EQ(ring.token_offset % 1024, 0);
+      EXPECT_EQ(ring.stage_bytes - ring.token_offset, tokens * kRowBytes);
+    }
+  }
 }
 
 }  // namespace

@@ -88,11 +88,14 @@ TEST_F(ExplainKernelsCommand, FewRowsAreOneLaunchWithTheCheapestTiles) {
   EXPECT_LE(few["considered"][0]["cost"], few["considered"][1]["cost"]);
   EXPECT_TRUE(calls[0]["products"].empty());
   EXPECT_EQ(calls[0]["launches"].size(), 1u);
+  EXPECT_EQ(few["one_token"], true);
+  EXPECT_EQ(few["token_rows"], 8);
   EXPECT_EQ(calls[1]["few_rows"], nullptr);
   EXPECT_EQ(calls[1]["not_few_rows"], "routes");
   EXPECT_EQ(calls[1]["products"].size(), 2u);
   const std::string text = explain(words).output;
-  for (const char* part : {"one launch of sm90_bf16_few_rows: tiles of 96", "too many routes"}) {
+  for (const char* part :
+       {"the whole call in one launch of sm90_bf16_few_rows: tiles of 96", "too many routes"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   }
 }

@@ -185,7 +185,7 @@ void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
 }
 
 void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
-  if (!refusal && few_rows_tiles(call)) return;
+  if (!refusal && is_one_launch(call)) return;
   const DeviceScope scope(setup_.device);
   const cudaStream_t stream = stream_of(call);
   PublishArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
@@ -218,7 +218,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
 }
 
 void CudaBackend::route(const ForwardCall& call) {
-  if (few_rows_tiles(call)) return;
+  if (is_one_launch(call)) return;
   const DeviceScope scope(setup_.device);
   const RouteArgs args{
       .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
@@ -292,34 +292,28 @@ RowTable CudaBackend::result_rows() const {
 
 void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
+  const std::int64_t num_local =
+      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+  if (num_local == 0) return;
   if (const std::optional<FewRowsTiles> tiles = few_rows_tiles(call)) {
     DISTMOE_CUDA_CHECK(launch_few_rows(
         few_rows_args(call, *tiles), w13_map(call, {tiles->w13_rows, false}),
         w2_map(call, {tiles->w2_rows, false}), choice_.persistent_blocks, stream_of(call)));
     return;
   }
-  const std::int64_t num_local =
-      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
-  if (num_local == 0) return;
   GroupedGemmArgs args = w13_args(call);
   args.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
-  args.pull = {.source_address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
-               .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
-               .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
-               .buffer = gather_buffer_,
-               .buffer_stride_bytes = setup_.config.hidden_dim * 2,
-               .num_pullers = choice_.pulling_clusters};
+  args.pull = pull_args();
   args.lets_next_start = starts_w2_early(choice_inputs_, choice_, call.num_tokens) ? 1 : 0;
   DISTMOE_CUDA_CHECK(
       launch_w13_swiglu(args, w13_map(call, {}), choice_.persistent_blocks, stream_of(call)));
 }
 
 void CudaBackend::w2_scatter(const ForwardCall& call) {
-  if (few_rows_tiles(call)) return;
   const DeviceScope scope(setup_.device);
   const std::int64_t num_local =
       num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
-  if (num_local > 0) {
+  if (num_local > 0 && !few_rows_tiles(call)) {
     GroupedGemmArgs args = w2_args(call);
     args.result = result_rows();
     DISTMOE_CUDA_CHECK(
@@ -378,7 +372,7 @@ void CudaBackend::return_rows(const ForwardCall& call) {
 
 void CudaBackend::combine(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
-  if (few_rows_tiles(call)) return mark_end_of_call(stream_of(call));
+  if (is_one_launch(call)) return mark_end_of_call(stream_of(call));
   const TensorView& scores = call.topk_scores_TK;
   const CombineArgs args{
       .state = memory_.buffer_of<CallState>(buffer_name::kCallState),

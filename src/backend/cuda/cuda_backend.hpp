@@ -69,10 +69,15 @@ class CudaBackend final : public Backend {
   void wait_for_calls();
   CallState read_state();
   void copy_from_device(void* out, const void* source, std::size_t bytes);
-  /// Few rows of a rank without peers: dispatch_w13_swiglu() makes the whole call in one launch,
-  /// and the steps around it have nothing to enqueue.
+  /// A call of few rows: dispatch_w13_swiglu() makes both products in one launch.
   std::optional<FewRowsTiles> few_rows_tiles(const ForwardCall& call) const;
+  /// That launch makes the whole call of a rank without peers, and the other steps have nothing to
+  /// enqueue.
+  bool is_one_launch(const ForwardCall& call) const;
   FewRowsArgs few_rows_args(const ForwardCall& call, const FewRowsTiles& tiles) const;
+  /// What a rank without peers reads and writes beside its products.
+  void add_whole_call(const ForwardCall& call, FewRowsArgs& args) const;
+  GatherPull pull_args() const;
   GroupedGemmArgs product_args(Product product) const;
   /// A product's weights, biases and sizes.
   GroupedGemmArgs w13_args(const ForwardCall& call) const;

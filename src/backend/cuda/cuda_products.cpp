@@ -105,47 +105,71 @@ CUtensorMap CudaBackend::w2_map(const ForwardCall& call, const WeightBox& box) c
   return map;
 }
 
+bool CudaBackend::is_one_launch(const ForwardCall& call) const {
+  return setup_.size == 1 && few_rows_tiles(call).has_value();
+}
+
 std::optional<FewRowsTiles> CudaBackend::few_rows_tiles(const ForwardCall& call) const {
   // A call that saves keeps what this kernel does not store; one that exchanges has no products.
   if (call.saves || call.exchanges_rows) return std::nullopt;
   return choose_few_rows(choice_inputs_, choice_, call.num_tokens);
 }
 
+GatherPull CudaBackend::pull_args() const {
+  return {.source_address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
+          .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
+          .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
+          .buffer = gather_buffer_,
+          .buffer_stride_bytes = setup_.config.hidden_dim * 2,
+          .num_pullers = choice_.pulling_clusters};
+}
+
 FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTiles& tiles) const {
+  FewRowsArgs args{.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                   .counters = memory_.buffer_of<FewRowsCounters>(buffer_name::kFewRowsCounters),
+                   .tiles = tiles,
+                   .ring = few_rows_ring(tiles, static_cast<std::int32_t>(setup_.config.top_k)),
+                   .has_peers = setup_.size > 1,
+                   .top_k = static_cast<std::int32_t>(setup_.config.top_k),
+                   .w13 = w13_args(call),
+                   .w2 = w2_args(call)};
+  if (args.has_peers != 0) {
+    args.w13.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
+    args.w13.pull = pull_args();
+    args.w2.result = result_rows();
+  } else {
+    args.w2.result = h3_rows();
+    add_whole_call(call, args);
+  }
+  return args;
+}
+
+void CudaBackend::add_whole_call(const ForwardCall& call, FewRowsArgs& args) const {
   const TensorView& ids = call.topk_ids_TK;
   const TensorView& scores = call.topk_scores_TK;
-  FewRowsArgs args{
-      .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-      .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-      .counters = memory_.buffer_of<FewRowsCounters>(buffer_name::kFewRowsCounters),
-      .arrivals = memory_.buffer_of<std::uint32_t>(buffer_name::kArrivals),
-      .record = {.row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
-                 .token_row_address =
-                     memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
-                 .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
-                 .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
-                 .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert)},
-      .capacity_rows = capacity_rows_,
-      .ids = ids.data,
-      .id_token_stride = ids.strides[0],
-      .id_k_stride = ids.strides[1],
-      .scores = scores.data,
-      .score_token_stride = scores.strides[0],
-      .score_k_stride = scores.strides[1],
-      .ids_are_64_bit = ids.dtype == DType::kI64,
-      .scores_are_bf16 = scores.dtype == DType::kBF16,
-      .x = address_of(call.x_TD),
-      .x_stride_bytes = call.x_TD.strides[0] * 2,
-      .y = address_of(call.y_TD),
-      .y_stride_bytes = call.y_TD.strides[0] * 2,
-      .num_tokens = static_cast<std::int32_t>(call.num_tokens),
-      .top_k = static_cast<std::int32_t>(setup_.config.top_k),
-      .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
-      .tiles = tiles,
-      .w13 = w13_args(call),
-      .w2 = w2_args(call)};
-  args.w2.result = h3_rows();
-  return args;
+  args.state = memory_.buffer_of<CallState>(buffer_name::kCallState);
+  args.arrivals = memory_.buffer_of<std::uint32_t>(buffer_name::kArrivals);
+  args.record = {
+      .row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
+      .token_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
+      .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
+      .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
+      .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert)};
+  args.capacity_rows = capacity_rows_;
+  args.ids = ids.data;
+  args.id_token_stride = ids.strides[0];
+  args.id_k_stride = ids.strides[1];
+  args.scores = scores.data;
+  args.score_token_stride = scores.strides[0];
+  args.score_k_stride = scores.strides[1];
+  args.ids_are_64_bit = ids.dtype == DType::kI64;
+  args.scores_are_bf16 = scores.dtype == DType::kBF16;
+  args.x = address_of(call.x_TD);
+  args.x_stride_bytes = call.x_TD.strides[0] * 2;
+  args.y = address_of(call.y_TD);
+  args.y_stride_bytes = call.y_TD.strides[0] * 2;
+  args.num_tokens = static_cast<std::int32_t>(call.num_tokens);
+  args.num_experts = static_cast<std::int32_t>(setup_.config.num_experts);
 }
 
 }  // namespace distmoe::cuda

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Host side of the kernel that makes a whole forward call of few rows on a rank without peers in
-// one launch, see sm90_bf16_few_rows.cuh for its contract.
+// Host side of the kernel that makes both products of a forward call of few rows in one launch, and
+// on a rank without peers the whole call; see sm90_bf16_few_rows.cuh for its contract.
 #pragma once
 
 #include "backend/cuda/kernels/call_state.hpp"
@@ -21,15 +21,26 @@ struct RoutingRecord {
 };
 
 struct FewRowsArgs {
-  CallState* state = nullptr;
   CallFrame* frame = nullptr;
   FewRowsCounters* counters = nullptr;
+  FewRowsTiles tiles;
+  FewRowsRing ring;
+  /// 1: the routing kernels ran before, and other kernels combine. Tokens and results are found
+  /// through the products' tables, rows of peers as pull says, and what follows w13 and w2 below is
+  /// not read.
+  std::int32_t has_peers = 0;
+  std::int32_t top_k = 0;
+  /// Of w13.frame, w13.groups, w2.frame and, without peers, of the groups and tables but h2,
+  /// nothing is read.
+  GroupedGemmArgs w13;
+  GroupedGemmArgs w2;
+
+  CallState* state = nullptr;
   /// [tiles of W2's rows, T]: results that a token has in a tile's columns; 0 between calls.
   std::uint32_t* arrivals = nullptr;
-  RoutingRecord record;
+  RoutingRecord record{};
   std::int64_t capacity_rows = 0;  ///< rows of the plan
-
-  const void* ids = nullptr;  ///< [T, K]
+  const void* ids = nullptr;       ///< [T, K]
   std::int64_t id_token_stride = 0;
   std::int64_t id_k_stride = 0;
   const void* scores = nullptr;  ///< [T, K]
@@ -42,20 +53,14 @@ struct FewRowsArgs {
   std::uint64_t y = 0;  ///< BF16 [T, D]
   std::int64_t y_stride_bytes = 0;
   std::int32_t num_tokens = 0;
-  std::int32_t top_k = 0;
   std::int32_t num_experts = 0;
-  FewRowsTiles tiles;
-
-  /// Tokens and results are rows of x, h2 and h3; frame, groups and pull are not used.
-  GroupedGemmArgs w13;
-  GroupedGemmArgs w2;
 };
 
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
 cudaError_t prepare_few_rows();
 
-/// The whole call: its fault or y. Weights through maps of args.tiles rows. Any number of blocks,
-/// one an SM.
+/// Without peers the whole call: its fault or y. With peers both products. Weights through maps of
+/// args.tiles rows. Any number of blocks, one an SM.
 cudaError_t launch_few_rows(const FewRowsArgs& args, const CUtensorMap& w13_map,
                             const CUtensorMap& w2_map, int num_blocks, cudaStream_t stream);
 

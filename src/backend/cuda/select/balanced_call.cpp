@@ -129,9 +129,9 @@ ProductLoad product_load(Product product, const ChoiceInputs& inputs, const Cont
 std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const ContextChoice& choice,
                                           std::int64_t rank, std::int64_t num_tokens,
                                           std::int64_t max_tokens) {
-  if (choose_few_rows(inputs, choice, num_tokens)) {
-    return {{kFewRowsName, few_rows_launch(choice.persistent_blocks)}};
-  }
+  const bool is_few = choose_few_rows(inputs, choice, num_tokens).has_value();
+  const NamedLaunch few_rows = {kFewRowsName, few_rows_launch(choice.persistent_blocks)};
+  if (is_few && inputs.num_ranks == 1) return {few_rows};
   const std::int64_t num_local = num_local_experts(inputs.num_experts, inputs.num_ranks, rank);
   const std::int64_t num_chunks = checked_mul(inputs.num_ranks, route_chunks_per_rank(max_tokens));
   std::vector<NamedLaunch> launches = {{"begin_call", kSingleThreadLaunch}};
@@ -144,8 +144,12 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   add(true, "route_count", route_count_launch(num_chunks, inputs.num_experts));
   add(true, "route_scan", kRouteScanLaunch);
   add(true, "route_place", route_place_launch(num_chunks, num_local));
-  for (const Product product : {Product::kW13, Product::kW2}) {
-    add(num_local > 0, product_name(product), grouped_gemm_launch(choice.persistent_blocks));
+  if (is_few) {
+    add(num_local > 0, few_rows.kernel, few_rows.shape);
+  } else {
+    for (const Product product : {Product::kW13, Product::kW2}) {
+      add(num_local > 0, product_name(product), grouped_gemm_launch(choice.persistent_blocks));
+    }
   }
   const bool per_rank = inputs.combine == Combine::kPerRank;
   add(per_rank && inputs.num_ranks > 1, "rank_sums",

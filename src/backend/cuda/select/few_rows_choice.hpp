@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which calls the kernel of few rows makes in one launch, and with which tiles. Pure, as
-// kernel_choice.hpp is.
+// Which calls have their products, and without peers all of them, in one launch of the kernel of
+// few rows, and with which tiles. Pure, as kernel_choice.hpp is.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,17 @@ std::int64_t max_few_tokens(std::int64_t top_k);
 /// Why a call is none of few rows; kNo where it is one.
 enum class NotFew {
   kNo,
-  kPeers,          ///< the rank has peers
   kNoTokens,       ///< there is nothing to compute
   kRoutes,         ///< more than kFewRoutes
-  kExperts,        ///< more than kFewExperts
+  kExperts,        ///< more than kFewExperts on this rank
   kRowsPerExpert,  ///< more than kFewRowsPerExpert, on average
+  kSums,           ///< combine per_rank with peers: results would take the place of gathered rows
 };
 NotFew why_not_few(const ChoiceInputs& inputs, std::int64_t num_tokens);
 const char* reason_name(NotFew reason);
 
-/// Experts that get a row of `num_tokens` tokens, expected of uniform routing to distinct experts.
+/// Experts of a rank that get a row where every rank has `num_tokens` tokens, expected of uniform
+/// routing to distinct experts.
 std::int64_t expected_active_experts(const ChoiceInputs& inputs, std::int64_t num_tokens);
 
 /// A pair of tile heights and what it costs: when the last of the blocks ends, that draw the tiles

@@ -90,4 +90,72 @@ __device__ inline void fill_incomplete(const FewRowsArgs& args, const FewRowsTab
   }
 }
 
+/// All routes of the only token in the columns of a tile: row r * w2_rows + c of the weights is
+/// column c of the expert of row r of h2, and counts for that row alone.
+class OneTokenTile {
+ public:
+  /// Looks up before the product what is needed after it.
+  __device__ __forceinline__ OneTokenTile(const FewRowsArgs& args, const FewRowsTables& tables,
+                                          const FewRowsTile& work, const ConsumerThread& self)
+      : columns_(args.tiles.w2_rows), thread_(self.thread) {
+    const int first_column = work.weight_tile * columns_;
+    column_ = first_column + self.thread;
+    is_stored_ = self.thread < columns_ && column_ < args.w2.m;
+#pragma unroll
+    for (int k = 0; k < kOneTokenRoutes; ++k) {
+      const int row = k < args.top_k ? tables.row_of_route[k] : FewRowsTables::kNoRow;
+      row_[k] = row == FewRowsTables::kNoRow ? -1 : row;
+      score_[k] = k < args.top_k ? tables.scores[k] : 0.0f;
+    }
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      const int m = weight_row(f, self);
+      const int row = m / columns_;
+      // Of the four threads that hold sums of this weight row, one holds that of the row.
+      parity_[f] = row < tables.num_rows && row / 2 == self.lane % 4 ? row % 2 : -1;
+      bias_[f] = parity_[f] < 0 ? 0.0f
+                                : bias_at(args.w2.bias, tables.expert_of_row[row],
+                                          first_column + m - row * columns_, args.w2.m);
+    }
+  }
+
+  /// Shows what stands for rows of h3, rounded like them, then adds them up in the order of k.
+  __device__ __forceinline__ void combine(const FewRowsArgs& args, float* results,
+                                          const Accumulators<kOneTokenRoutes>& acc,
+                                          const ConsumerThread& self) const {
+    sync_warpgroup(self.warpgroup);  // all have read the results of the tile before
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      const float* sums = &acc[f / 2][f % 2 * 2];
+      const float sum = (parity_[f] == 0 ? sums[0] : sums[1]) + bias_[f];
+      if (parity_[f] >= 0) results[weight_row(f, self)] = low_bf16(pack_bf16(sum, 0.0f));
+    }
+    sync_warpgroup(self.warpgroup);
+    if (!is_stored_) return;
+    float sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kOneTokenRoutes; ++k) {
+      const float result = row_[k] < 0 ? 0.0f : results[row_[k] * columns_ + thread_];
+      if (row_[k] >= 0) sum = __fadd_rn(sum, __fmul_rn(result, score_[k]));
+    }
+    reinterpret_cast<__nv_bfloat16*>(args.y)[column_] = __float2bfloat16_rn(sum);
+  }
+
+ private:
+  /// Of a thread: two accumulators, two weight rows of each.
+  static constexpr int kFragments = 4;
+  static __device__ __forceinline__ int weight_row(int fragment, const ConsumerThread& self) {
+    return 64 * (fragment / 2) + 16 * self.warp + 8 * (fragment % 2) + self.lane / 4;
+  }
+
+  int columns_;
+  int thread_;
+  int column_;
+  bool is_stored_;
+  int row_[kOneTokenRoutes];
+  float score_[kOneTokenRoutes];
+  int parity_[kFragments];
+  float bias_[kFragments];
+};
+
 }  // namespace distmoe::cuda

@@ -11,6 +11,9 @@
 
 namespace distmoe::cuda {
 
+/// Named barriers of the kernel of few rows beside those of its warpgroups' epilogues.
+enum class FewRowsBarrier : int { kGather = static_cast<int>(NamedBarrier::kTailLead) + 1 };
+
 /// Copies the token rows of one stage after the other with 16-byte asynchronous copies, into the
 /// 128-byte swizzle that TMA would write. Eight threads share a row.
 class FewRowsGather {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The routing of a call of few rows, by every block for itself in shared memory: what the blocks
-// would otherwise wait for costs less than telling them. Rows are ordered as route.cu orders them:
+// would otherwise wait for costs more. Rows are ordered as route.cu orders them:
 // by expert, then token, then k.
 #pragma once
 
@@ -95,49 +95,83 @@ class FewRowsLoad {
   float score_[kPerThread];
 };
 
-/// Rows of each expert before each warp's part, offsets of the experts and the groups.
-__device__ __forceinline__ void place_experts(int num_experts, FewRowsTables& tables,
-                                              FewRowsRoutingScratch& scratch) {
-  constexpr int kPerThread = (kFewExperts + kGemmThreads - 1) / kGemmThreads;
-  using Scan = cub::BlockScan<std::uint32_t, kGemmThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+/// Rows, tiles of token rows and groups in one word, so that one scan adds up all three.
+struct FewRowsSums {
+  static constexpr int kTiles = 32;
+  static constexpr int kGroups = 54;
+  static __device__ __forceinline__ std::uint64_t of(int rows, int tiles) {
+    return static_cast<std::uint64_t>(rows) | static_cast<std::uint64_t>(tiles) << kTiles |
+           std::uint64_t{rows > 0 ? 1u : 0u} << kGroups;
+  }
+  static __device__ __forceinline__ std::uint32_t rows(std::uint64_t sums) {
+    return static_cast<std::uint32_t>(sums);
+  }
+  static __device__ __forceinline__ std::uint32_t tiles(std::uint64_t sums) {
+    return static_cast<std::uint32_t>(sums >> kTiles) & ((1u << (kGroups - kTiles)) - 1);
+  }
+  static __device__ __forceinline__ std::uint32_t groups(std::uint64_t sums) {
+    return static_cast<std::uint32_t>(sums >> kGroups);
+  }
+};
+
+/// Lists the experts that have rows, of which a thread has kExpertsPerThread in order, and returns
+/// the rows before each. By all threads of a block.
+inline constexpr int kExpertsPerThread = (kFewExperts + kGemmThreads - 1) / kGemmThreads;
+struct FewRowsOfThread {
+  int expert[kExpertsPerThread];
+  int rows[kExpertsPerThread];  ///< 0: none, or no such expert
+  std::uint32_t before[kExpertsPerThread];
+};
+__device__ __forceinline__ void list_few_groups(const FewRowsArgs& args, FewRowsOfThread& experts,
+                                                FewRowsTables& tables) {
+  using Scan = cub::BlockScan<std::uint64_t, kGemmThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage scan_storage;
-  // Rows in the lower half of a word, groups in the upper one.
-  std::uint32_t rows[kPerThread];
-  std::uint32_t before[kPerThread];
+  std::uint64_t sums[kExpertsPerThread];
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int expert = static_cast<int>(threadIdx.x) * kPerThread + i;
-    std::uint32_t sum = 0;
-    if (expert < num_experts) {
-#pragma unroll
-      for (int warp = 0; warp < kFewWarps; ++warp) {
-        const std::uint32_t count = scratch.before[warp][expert];
-        scratch.before[warp][expert] = static_cast<std::uint16_t>(sum);
-        sum += count;
-      }
-    }
-    const std::uint32_t groups = (sum + kFewTileTokens - 1) / kFewTileTokens;
-    rows[i] = sum | groups << 16;
+  for (int i = 0; i < kExpertsPerThread; ++i) {
+    const int rows = experts.rows[i];
+    sums[i] = FewRowsSums::of(rows, (rows + args.tiles.tokens - 1) / args.tiles.tokens);
   }
-  std::uint32_t total = 0;
-  Scan(scan_storage).ExclusiveSum(rows, before, total);
+  std::uint64_t total = 0;
+  Scan(scan_storage).ExclusiveSum(sums, sums, total);
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int expert = static_cast<int>(threadIdx.x) * kPerThread + i;
-    if (expert >= num_experts) continue;
-    const std::uint32_t begin = before[i] & 0xFFFFu;
-    const std::uint32_t count = rows[i] & 0xFFFFu;
-    scratch.expert_begin[expert] = static_cast<std::uint16_t>(begin);
-    std::uint32_t group = before[i] >> 16;
-    for (std::uint32_t row = 0; row < count; row += kFewTileTokens, ++group) {
-      tables.groups[group] = {
-          static_cast<std::uint16_t>(expert), static_cast<std::uint16_t>(begin + row),
-          static_cast<std::uint16_t>(min(count - row, std::uint32_t{kFewTileTokens}))};
+  for (int i = 0; i < kExpertsPerThread; ++i) {
+    experts.before[i] = FewRowsSums::rows(sums[i]);
+    if (experts.rows[i] == 0) continue;
+    tables.groups[FewRowsSums::groups(sums[i])] = {experts.before[i],
+                                                   static_cast<std::uint32_t>(experts.expert[i]),
+                                                   FewRowsSums::tiles(sums[i])};
+  }
+  if (threadIdx.x != 0) return;
+  tables.num_rows = static_cast<std::int32_t>(FewRowsSums::rows(total));
+  tables.num_groups = static_cast<std::int32_t>(FewRowsSums::groups(total));
+  tables.num_tiles = static_cast<std::int32_t>(FewRowsSums::tiles(total));
+  tables.groups[FewRowsSums::groups(total)] = {FewRowsSums::rows(total), 0,
+                                               FewRowsSums::tiles(total)};
+}
+
+/// Rows of each expert before each warp's part, offsets of the experts and the groups.
+__device__ __forceinline__ void place_experts(const FewRowsArgs& args, FewRowsTables& tables,
+                                              FewRowsRoutingScratch& scratch) {
+  FewRowsOfThread experts;
+#pragma unroll
+  for (int i = 0; i < kExpertsPerThread; ++i) {
+    const int expert = static_cast<int>(threadIdx.x) * kExpertsPerThread + i;
+    experts.expert[i] = expert;
+    experts.rows[i] = 0;
+    if (expert >= args.num_experts) continue;
+#pragma unroll
+    for (int warp = 0; warp < kFewWarps; ++warp) {
+      const int count = scratch.before[warp][expert];
+      scratch.before[warp][expert] = static_cast<std::uint16_t>(experts.rows[i]);
+      experts.rows[i] += count;
     }
   }
-  if (threadIdx.x == 0) {
-    tables.num_rows = static_cast<std::int32_t>(total & 0xFFFFu);
-    tables.num_groups = static_cast<std::int32_t>(total >> 16);
+  list_few_groups(args, experts, tables);
+#pragma unroll
+  for (int i = 0; i < kExpertsPerThread; ++i) {
+    if (experts.expert[i] >= args.num_experts) continue;
+    scratch.expert_begin[experts.expert[i]] = static_cast<std::uint16_t>(experts.before[i]);
   }
 }
 
@@ -154,29 +188,36 @@ __device__ __forceinline__ void route_in_a_warp(const FewRowsArgs& args, FewRows
   const bool is_legal = given >= -1 && given < args.num_experts;
   const int expert = is_legal ? static_cast<int>(given) : -1;
   const unsigned bad = __ballot_sync(kAllLanes, !is_legal);
-  // Routes before this one, in the order of the rows, and groups before this one's: a group's rows
-  // fit a tile.
+  // Rows, groups and tiles of token rows before this route's.
   const unsigned same = __match_any_sync(kAllLanes, expert);
   const bool is_first = expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1;
-  const unsigned firsts = __ballot_sync(kAllLanes, is_first);
   const unsigned rows = __ballot_sync(kAllLanes, expert >= 0);
+  const int tiles = is_first ? (__popc(same) + args.tiles.tokens - 1) / args.tiles.tokens : 0;
   int row = __popc(same & ((1u << lane) - 1));
   int group = 0;
+  int tile = 0;
   for (int other = 0; other < num_routes; ++other) {
     const int others_expert = __shfl_sync(kAllLanes, expert, other);
+    const int others_tiles = __shfl_sync(kAllLanes, tiles, other);
     if (others_expert < 0 || others_expert >= expert) continue;
     ++row;
-    group += static_cast<int>(firsts >> other & 1);
+    group += others_tiles > 0 ? 1 : 0;
+    tile += others_tiles;
   }
   if (lane < num_routes) {
     tables.row_of_route[lane] =
         expert >= 0 ? static_cast<std::uint16_t>(row) : FewRowsTables::kNoRow;
   }
   if (expert >= 0) tables.route_of_row[row] = static_cast<std::uint16_t>(lane);
-  if (is_first) {
-    tables.groups[group] = {static_cast<std::uint16_t>(expert), static_cast<std::uint16_t>(row),
-                            static_cast<std::uint16_t>(__popc(same))};
+  if (expert >= 0 && row < kOneTokenRoutes) {
+    tables.expert_of_row[row] = static_cast<std::uint16_t>(expert);
   }
+  if (is_first) {
+    tables.groups[group] = {static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(expert),
+                            static_cast<std::uint32_t>(tile)};
+  }
+  const int num_groups = __popc(__ballot_sync(kAllLanes, is_first));
+  const int num_tiles = __reduce_add_sync(kAllLanes, tiles);
   if (lane < args.num_tokens) {
     const unsigned of_token = args.top_k == 32 ? kAllLanes : (1u << args.top_k) - 1;
     tables.routes_of_token[lane] =
@@ -184,7 +225,10 @@ __device__ __forceinline__ void route_in_a_warp(const FewRowsArgs& args, FewRows
   }
   if (lane == 0) {
     tables.num_rows = __popc(rows);
-    tables.num_groups = __popc(firsts);
+    tables.num_groups = num_groups;
+    tables.num_tiles = num_tiles;
+    tables.groups[num_groups] = {static_cast<std::uint32_t>(__popc(rows)), 0,
+                                 static_cast<std::uint32_t>(num_tiles)};
     tables.bad_route = bad == 0 ? kNoFewBadRoute : __ffs(static_cast<int>(bad)) - 1;
   }
 }
@@ -203,7 +247,7 @@ __device__ __forceinline__ void route_in_a_block(const FewRowsArgs& args, FewRow
   __syncthreads();
   walk_routes(scratch, num_routes, before, [](int, int, int) {});
   __syncthreads();
-  place_experts(args.num_experts, tables, scratch);
+  place_experts(args, tables, scratch);
   __syncthreads();
   walk_routes(scratch, num_routes, before, [&](int route, int expert, int before_it) {
     const int row = scratch.expert_begin[expert] + before_it;
@@ -230,19 +274,35 @@ __device__ __forceinline__ void route_few_rows(const FewRowsArgs& args, FewRowsT
   }
 }
 
+/// With peers the routing kernels have listed the rows of each expert, none of a failed call. By
+/// all threads of a block, a barrier follows.
+__device__ __forceinline__ void read_few_groups(const FewRowsArgs& args, FewRowsTables& tables) {
+  const int num_groups = args.frame->counts[static_cast<int>(Product::kW2)].num_groups;
+  FewRowsOfThread experts;
+#pragma unroll
+  for (int i = 0; i < kExpertsPerThread; ++i) {
+    const int group = static_cast<int>(threadIdx.x) * kExpertsPerThread + i;
+    experts.rows[i] = 0;
+    if (group >= num_groups) continue;
+    experts.expert[i] = args.w2.groups[group].expert;
+    experts.rows[i] = args.w2.groups[group].num_rows;
+  }
+  list_few_groups(args, experts, tables);
+}
+
 /// The first row of an expert or, where it has none, of the experts after it.
 __device__ __forceinline__ int first_row(const FewRowsTables& tables, int expert) {
   int begin = 0;
   int end = tables.num_groups;
   while (begin < end) {
     const int middle = (begin + end) / 2;
-    if (tables.groups[middle].expert < expert) {
+    if (static_cast<int>(tables.groups[middle].expert) < expert) {
       begin = middle + 1;
     } else {
       end = middle;
     }
   }
-  return begin < tables.num_groups ? tables.groups[begin].row_begin : tables.num_rows;
+  return static_cast<int>(tables.groups[begin].row_begin);
 }
 
 /// Whether a token names an expert twice. By one thread: only a call that fails asks.

@@ -14,7 +14,30 @@
 
 namespace distmoe::cuda {
 
-using FewRowsStage = RingPosition<kFewStages>;
+/// A position in the ring of stages and the parity of its barriers' current use.
+class FewRowsStage {
+ public:
+  __device__ __forceinline__ explicit FewRowsStage(const FewRowsRing& ring)
+      : num_stages_(ring.num_stages) {}
+  __device__ __forceinline__ void advance() {
+    if (++slot == num_stages_) {
+      slot = 0;
+      parity ^= 1;
+    }
+  }
+  __device__ __forceinline__ void advance_by(int steps) {
+    const int to = slot + steps;
+    const int rounds = to / num_stages_;
+    parity ^= static_cast<std::uint32_t>(rounds) & 1;
+    slot = to - rounds * num_stages_;
+  }
+
+  int slot = 0;
+  std::uint32_t parity = 0;
+
+ private:
+  int num_stages_;
+};
 /// Warps that read the work ring.
 inline constexpr int kFewWorkReaders = kGatherWarps + kConsumerWarps;
 
@@ -50,11 +73,15 @@ class FewRowsDraw {
 
 class FewRowsSchedule {
  public:
-  __device__ FewRowsSchedule(const FewRowsArgs& args, const FewRowsTables& tables, int num_groups)
+  /// `token_tiles`: tables.num_tiles, or 0 for a call that computes nothing.
+  __device__ FewRowsSchedule(const FewRowsArgs& args, const FewRowsTables& tables, int token_tiles)
       : tables_(tables),
         weight_tiles_(args),
-        w13_tiles_(num_groups * weight_tiles_.w13),
-        num_tiles_(w13_tiles_ + num_groups * weight_tiles_.w2) {}
+        tokens_(args.tiles.tokens),
+        w13_tiles_(token_tiles * weight_tiles_.w13),
+        // All routes of one token share a tile of W2.
+        num_tiles_(w13_tiles_ + (args.tiles.is_one_token != 0 ? min(token_tiles, 1) : token_tiles) *
+                                    weight_tiles_.w2) {}
 
   __device__ FewRowsTile tile(int number) const {
     FewRowsTile tile{};
@@ -63,13 +90,16 @@ class FewRowsSchedule {
     const bool is_w2 = number >= w13_tiles_;
     if (is_w2) number -= w13_tiles_;
     const int weight_tiles = is_w2 ? weight_tiles_.w2 : weight_tiles_.w13;
+    const int token_tile = number / weight_tiles;
     tile.product = static_cast<std::int32_t>(is_w2 ? Product::kW2 : Product::kW13);
-    tile.group = number / weight_tiles;
-    tile.weight_tile = number - tile.group * weight_tiles;
+    tile.weight_tile = number - token_tile * weight_tiles;
+    tile.group = group_of(token_tile);
     const FewRowsGroup group = tables_.groups[tile.group];
-    tile.expert = group.expert;
-    tile.row_begin = group.row_begin;
-    tile.num_rows = group.num_rows;
+    tile.expert = static_cast<int>(group.expert);
+    tile.row_begin = static_cast<int>(group.row_begin) +
+                     (token_tile - static_cast<int>(group.first_tile)) * tokens_;
+    tile.num_rows =
+        min(static_cast<int>(tables_.groups[tile.group + 1].row_begin) - tile.row_begin, tokens_);
     return tile;
   }
 
@@ -79,8 +109,25 @@ class FewRowsSchedule {
   }
 
  private:
+  /// The last group that begins at or before a tile of token rows.
+  __device__ int group_of(int token_tile) const {
+    int begin = 0;
+    int end = tables_.num_groups;
+    if (end == tables_.num_tiles) return token_tile;  // one each
+    while (end - begin > 1) {
+      const int middle = (begin + end) / 2;
+      if (static_cast<int>(tables_.groups[middle].first_tile) <= token_tile) {
+        begin = middle;
+      } else {
+        end = middle;
+      }
+    }
+    return begin;
+  }
+
   const FewRowsTables& tables_;
   FewRowsWeightTiles weight_tiles_;
+  int tokens_;
   int w13_tiles_;
   int num_tiles_;
 };

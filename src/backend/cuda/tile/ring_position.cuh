@@ -17,11 +17,6 @@ struct RingPosition {
       parity ^= 1;
     }
   }
-  __device__ __forceinline__ void advance_by(int steps) {
-    const int to = slot + steps;
-    parity ^= static_cast<std::uint32_t>(to / kSlots) & 1;
-    slot = to % kSlots;
-  }
 };
 
 }  // namespace distmoe::cuda
