@@ -72,7 +72,7 @@ TEST_F(ExplainKernelsCommand, JsonHasWhatWasChosenAndWhy) {
   EXPECT_EQ(w13["groups"][0]["considered"][0]["pairs"], w13["groups"][0]["pairs"]);
   EXPECT_EQ(w2["name"], "w2_scatter");
   EXPECT_EQ(w2["groups"][0]["rows"], 1024);
-  EXPECT_EQ(call["launches"].back()["kernel"], "keep_fault");
+  EXPECT_EQ(call["launches"].back()["kernel"], "combine");
 }
 
 TEST_F(ExplainKernelsCommand, FewRowsAreOneLaunchWithTheCheapestTiles) {

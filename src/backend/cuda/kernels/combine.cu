@@ -3,9 +3,11 @@
 // One block a token; a thread owns 8 columns at a time. The product and the sum each round once, as
 // the CPU's do.
 #include "backend/cuda/kernels/combine.hpp"
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/score.cuh"
 #include "backend/cuda/kernels/weighted_row.cuh"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
 #include "plan/expert_partition.hpp"
 
@@ -19,9 +21,20 @@ __device__ uint4 vector_of(const PackedColumns<kColumns>& row) {
   return {row.words[0], row.words[1], row.words[2], row.words[3]};
 }
 
+/// Keeps the fault of a failed call where no earlier one is kept; by one thread of the call.
+__device__ void keep_first_fault(const CombineArgs& args) {
+  if (blockIdx.x != 0 || threadIdx.x != 0) return;
+  CallState& state = *args.state;
+  if (args.frame->failed == 0 || state.first_fault.kind != FaultKind::kNone) return;
+  state.first_fault = args.frame->fault;
+  state.first_fault_call = static_cast<std::int64_t>(state.num_calls);
+}
+
 __global__ void combine(const __grid_constant__ CombineArgs args) {
   extern __shared__ float scores[];  // [K], then the ids [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
+  ptx::wait_for_earlier_kernels();
+  keep_first_fault(args);
   const std::int64_t token = blockIdx.x;
   for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
     ids[k] = args.ids[token * args.top_k + k];
@@ -99,6 +112,8 @@ constexpr int kFloatVectors = kColumns / 4;
 
 __global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
   extern __shared__ float storage[];
+  ptx::wait_for_earlier_kernels();
+  keep_first_fault(args);
   const std::int64_t token = blockIdx.x;
   const int num_vectors = args.hidden_dim / kColumns;
   auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
@@ -143,11 +158,10 @@ __global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
   }
 }
 
-/// Keeps the fault of a failed call where no earlier one is kept.
-__global__ void keep_fault(CallState* state, const CallFrame* frame) {
-  if (frame->failed == 0 || state->first_fault.kind != FaultKind::kNone) return;
-  state->first_fault = frame->fault;
-  state->first_fault_call = static_cast<std::int64_t>(state->num_calls);
+/// The rest of a call without tokens.
+__global__ void keep_fault(const __grid_constant__ CombineArgs args) {
+  ptx::wait_for_earlier_kernels();
+  keep_first_fault(args);
 }
 
 }  // namespace
@@ -155,17 +169,12 @@ __global__ void keep_fault(CallState* state, const CallFrame* frame) {
 cudaError_t prepare_combine() { return load_kernels(combine, combine_ranks, keep_fault); }
 
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
-  if (args.num_tokens > 0) {
-    const bool per_rank = args.row_of_route != nullptr;
-    const LaunchShape shape = per_rank ? combine_ranks_launch(args.num_tokens, args.top_k)
-                                       : combine_launch(args.num_tokens, args.top_k);
-    auto* kernel = per_rank ? combine_ranks : combine;
-    kernel<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
+  if (args.num_tokens == 0) return launch_early(keep_fault, kSingleThreadLaunch, stream, args);
+  if (args.row_of_route != nullptr) {
+    return launch_early(combine_ranks, combine_ranks_launch(args.num_tokens, args.top_k), stream,
+                        args);
   }
-  constexpr LaunchShape kSingle = kSingleThreadLaunch;
-  keep_fault<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args.state,
-                                                                                args.frame);
-  return cudaGetLastError();
+  return launch_early(combine, combine_launch(args.num_tokens, args.top_k), stream, args);
 }
 
 }  // namespace distmoe::cuda

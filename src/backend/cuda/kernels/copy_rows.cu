@@ -3,7 +3,9 @@
 // Work is cut into pieces of a row, so that even one row has all of a link's latency in parallel.
 // Neighbouring pieces go to different blocks, which makes every SM's share equal to one piece.
 #include "backend/cuda/kernels/copy_rows.hpp"
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
@@ -32,6 +34,7 @@ __device__ __forceinline__ void copy_piece(std::uint64_t from, std::uint64_t to,
 
 __global__ void __launch_bounds__(kCopyRowsThreads)
     copy_rows(const __grid_constant__ CopyRowsArgs args) {
+  ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
   const std::int64_t num_rows =
       args.rows == CopiedRows::kGathered ? args.frame->num_gather_rows : args.frame->num_rows;
@@ -52,9 +55,7 @@ __global__ void __launch_bounds__(kCopyRowsThreads)
 cudaError_t prepare_copy_rows() { return load_kernels(copy_rows); }
 
 cudaError_t launch_copy_rows(const CopyRowsArgs& args, int num_blocks, cudaStream_t stream) {
-  const LaunchShape shape = copy_rows_launch(num_blocks);
-  copy_rows<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  return launch_early(copy_rows, copy_rows_launch(num_blocks), stream, args);
 }
 
 }  // namespace distmoe::cuda

@@ -7,9 +7,11 @@
 //
 // The lowest bit of a word says that the rank's call has failed, so that a peer whose call goes on
 // does not take what the rank never computed for results: it fails too.
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/ptx/flag.cuh"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
@@ -60,6 +62,7 @@ __device__ void wait_for_peers(const PeerBarrierArgs& args, std::uint32_t epoch)
 
 __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
   __shared__ std::uint32_t epoch;
+  ptx::wait_for_earlier_kernels();
   const auto slot = static_cast<std::int64_t>(args.barrier);
   if (threadIdx.x == 0) {
     std::uint32_t& count = args.state->barrier_epoch[slot];
@@ -79,9 +82,7 @@ __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
 cudaError_t prepare_peer_barrier() { return load_kernels(peer_barrier); }
 
 cudaError_t launch_peer_barrier(const PeerBarrierArgs& args, cudaStream_t stream) {
-  constexpr LaunchShape kShape = kPeerBarrierLaunch;
-  peer_barrier<<<kShape.blocks, kShape.threads, kShape.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  return launch_early(peer_barrier, kPeerBarrierLaunch, stream, args);
 }
 
 }  // namespace distmoe::cuda

@@ -3,9 +3,11 @@
 // begin_call (one block): frame and header of a new call.
 // publish: ids_window[t, k] = int32(ids[t, k]); -1 stays, an illegal id becomes -1 and the smallest
 // such route is noted in the header; x_window[t] = x[t]; scores_window[t, k] = fp32(scores[t, k]).
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/score.cuh"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
@@ -20,6 +22,7 @@ __device__ std::int64_t load_id(const PublishArgs& args, std::int64_t route) {
 }
 
 __global__ void begin_call(const __grid_constant__ PublishArgs args) {
+  ptx::wait_for_earlier_kernels();
   CallState& state = *args.state;
   ++state.num_calls;
   // 0 means that nothing has arrived.
@@ -32,6 +35,7 @@ __global__ void begin_call(const __grid_constant__ PublishArgs args) {
 }
 
 __global__ void publish(const __grid_constant__ PublishArgs args) {
+  ptx::wait_for_earlier_kernels();
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kPublishThreads + threadIdx.x;
   const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kPublishThreads;
   auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
@@ -65,6 +69,7 @@ __global__ void publish(const __grid_constant__ PublishArgs args) {
 
 /// The value of the first illegal id, once its place is known.
 __global__ void note_bad_id(const __grid_constant__ PublishArgs args) {
+  ptx::wait_for_earlier_kernels();
   auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
   if (header->bad_route != kNoBadRoute) header->bad_id = load_id(args, header->bad_route);
 }
@@ -74,14 +79,14 @@ __global__ void note_bad_id(const __grid_constant__ PublishArgs args) {
 cudaError_t prepare_publish() { return load_kernels(begin_call, publish, note_bad_id); }
 
 cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream) {
-  constexpr LaunchShape kSingle = kSingleThreadLaunch;
-  begin_call<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args);
-  if (args.num_tokens > 0) {
-    const LaunchShape shape = publish_launch(num_blocks);
-    publish<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
-    note_bad_id<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args);
+  if (const cudaError_t error = launch_early(begin_call, kSingleThreadLaunch, stream, args)) {
+    return error;
   }
-  return cudaGetLastError();
+  if (args.num_tokens == 0) return cudaSuccess;
+  if (const cudaError_t error = launch_early(publish, publish_launch(num_blocks), stream, args)) {
+    return error;
+  }
+  return launch_early(note_bad_id, kSingleThreadLaunch, stream, args);
 }
 
 }  // namespace distmoe::cuda

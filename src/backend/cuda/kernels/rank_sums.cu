@@ -2,9 +2,11 @@
 //
 // One block a sum at a time; a thread owns 4 columns at a time, so that a warp stores 512
 // neighbouring bytes into the peer's window.
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/weighted_row.cuh"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
@@ -15,6 +17,7 @@ constexpr int kColumns = 4;
 __global__ void rank_sums(const __grid_constant__ RankSumArgs args) {
   extern __shared__ float scores[];  // [K], then the rows [K]
   auto* rows = reinterpret_cast<std::int32_t*>(scores + args.top_k);
+  ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
   const int num_sums = args.frame->num_gather_rows;
   const int num_vectors = args.hidden_dim / kColumns;
@@ -47,9 +50,7 @@ __global__ void rank_sums(const __grid_constant__ RankSumArgs args) {
 cudaError_t prepare_rank_sums() { return load_kernels(rank_sums); }
 
 cudaError_t launch_rank_sums(const RankSumArgs& args, int num_blocks, cudaStream_t stream) {
-  const LaunchShape shape = rank_sums_launch(num_blocks, args.top_k);
-  rank_sums<<<shape.blocks, shape.threads, shape.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  return launch_early(rank_sums, rank_sums_launch(num_blocks, args.top_k), stream, args);
 }
 
 }  // namespace distmoe::cuda

@@ -17,8 +17,10 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/tile/token_tiling.hpp"
 #include "plan/expert_partition.hpp"
 
@@ -69,6 +71,7 @@ __device__ bool is_wanted(const RouteArgs& args, const Chunk& chunk, const Local
 
 __global__ void count(const __grid_constant__ RouteArgs args) {
   extern __shared__ std::int32_t counts[];  // [E]
+  ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
   const Chunk chunk(args);
   for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
@@ -256,6 +259,7 @@ __device__ void list_groups(const RouteArgs& args, const LocalExperts& local, Pr
 
 __global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant__ RouteArgs args) {
   __shared__ ScanOf32::TempStorage storage;
+  ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
   __syncthreads();  // all have read it before one may write it
   const LocalExperts local(args);
@@ -404,6 +408,7 @@ __global__ void place(const __grid_constant__ RouteArgs args) {
   __shared__ std::int32_t gather_rows[kRouteChunkTokens];
   using Scan = cub::BlockScan<std::int32_t, kRouteChunkThreads>;
   __shared__ Scan::TempStorage scan_storage;
+  ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
   const Chunk chunk(args);
   if (chunk.num_tokens == 0) return;
@@ -465,13 +470,12 @@ cudaError_t prepare_route() {
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
   const int num_chunks = args.num_ranks * args.chunks_per_rank;
   const auto local = num_local_experts(args.num_experts, args.num_ranks, args.rank);
-  const LaunchShape counting = route_count_launch(num_chunks, args.num_experts);
-  count<<<counting.blocks, counting.threads, counting.shared_bytes, stream>>>(args);
-  constexpr LaunchShape kScan = kRouteScanLaunch;
-  scan<<<kScan.blocks, kScan.threads, kScan.shared_bytes, stream>>>(args);
-  const LaunchShape placing = route_place_launch(num_chunks, local);
-  place<<<placing.blocks, placing.threads, placing.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
+  if (const cudaError_t error =
+          launch_early(count, route_count_launch(num_chunks, args.num_experts), stream, args)) {
+    return error;
+  }
+  if (const cudaError_t error = launch_early(scan, kRouteScanLaunch, stream, args)) return error;
+  return launch_early(place, route_place_launch(num_chunks, local), stream, args);
 }
 
 }  // namespace distmoe::cuda

@@ -160,7 +160,7 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   } else {
     add(num_tokens > 0, "combine", combine_launch(num_tokens, inputs.top_k));
   }
-  add(true, "keep_fault", kSingleThreadLaunch);
+  add(num_tokens == 0, "keep_fault", kSingleThreadLaunch);
   return launches;
 }
 
