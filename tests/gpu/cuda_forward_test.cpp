@@ -190,6 +190,24 @@ TEST_F(CudaForward, EveryNumberOfRanksGivesTheSameBits) {
   }
 }
 
+// Many tokens run other kernels than few, few other code than one.
+TEST_F(CudaForward, FewTokensHaveTheBitsOfMany) {
+  constexpr std::int64_t kWidth = 256;
+  for (const std::int64_t top_k : {4, 8}) {
+    const MoeProblem many =
+        conformance::make_problem({300, kWidth, 136, 9, top_k}, RoutePattern::kMixed, 21);
+    const std::vector<BF16> all = run_cuda(many, {.counts = {300}});
+    for (const std::int64_t tokens : {1, 2, 7, 36}) {
+      MoeProblem few = many;
+      few.shape.num_tokens = tokens;
+      const std::vector<BF16> y = run_cuda(few, {.counts = {tokens}});
+      const std::vector<BF16> expected(all.begin(), all.begin() + tokens * kWidth);
+      EXPECT_EQ(conformance::first_difference(expected, y, kWidth), "")
+          << tokens << " tokens, K=" << top_k;
+    }
+  }
+}
+
 // 256 tokens that name one expert in all of their 255 routes fill the counters of routing.
 TEST_F(CudaForward, AsManyRoutesAsATokenMayHaveToOneExpert) {
   const MoeProblem problem =

@@ -12,8 +12,6 @@
 namespace distmoe::cuda {
 namespace {
 
-static_assert(kFewRoutes == cuda_layout::kFewRoutes);
-
 DeviceBias device_bias(const BiasRows& bias) {
   return {.data = bias.data,
           .expert_stride = bias.expert_stride,
