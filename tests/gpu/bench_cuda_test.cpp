@@ -16,9 +16,14 @@ class BenchCuda : public CommandTest {
     const std::string reason = cuda::why_unavailable();
     if (!reason.empty()) GTEST_SKIP() << "no CUDA device: " << reason;
   }
-  nlohmann::json bench(const Words& more) {
+  /// As many tokens as have launches of their own for every step.
+  static constexpr const char* kManyTokens = "300";
+  /// As few as one rank calls in one launch.
+  static constexpr const char* kFewTokens = "100";
+
+  nlohmann::json bench(const Words& more, const char* tokens = kManyTokens) {
     Words words = {command_path(), "bench",       "--backend", "cuda", "--rounds", "3",
-                   "--shape",      "256,128,8,2", "--tokens",  "100",  "--json"};
+                   "--shape",      "256,128,8,2", "--tokens",  tokens, "--json"};
     words.insert(words.end(), more.begin(), more.end());
     const CommandResult result = run_words(words);
     EXPECT_EQ(result.exit_code, 0) << result.error;
@@ -28,15 +33,17 @@ class BenchCuda : public CommandTest {
 };
 
 TEST_F(BenchCuda, EagerCallsAndGraphsAreRight) {
-  for (const Words& more : {Words{}, Words{"--graph"}}) {
-    const nlohmann::json row = bench(more);
-    EXPECT_EQ(row["backend"], "cuda");
-    EXPECT_EQ(row["graph"], !more.empty());
-    EXPECT_GT(row["median_us"], 0.0);
-    EXPECT_GT(row["copy_tb_s"], 0.0);
-    EXPECT_GT(row["read_tb_s"], 0.0);
-    EXPECT_LE(row["rel_l2"], 8e-3);
-    EXPECT_EQ(row["repeat_bitwise_equal"], true);
+  for (const char* tokens : {kFewTokens, kManyTokens}) {
+    for (const Words& more : {Words{}, Words{"--graph"}}) {
+      const nlohmann::json row = bench(more, tokens);
+      EXPECT_EQ(row["backend"], "cuda");
+      EXPECT_EQ(row["graph"], !more.empty());
+      EXPECT_GT(row["median_us"], 0.0);
+      EXPECT_GT(row["copy_tb_s"], 0.0);
+      EXPECT_GT(row["read_tb_s"], 0.0);
+      EXPECT_LE(row["rel_l2"], 8e-3);
+      EXPECT_EQ(row["repeat_bitwise_equal"], true);
+    }
   }
 }
 
