@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "runtime/backward_check.hpp"
 
-#include <cstddef>
-#include <utility>
-#include <vector>
-
 #include "core/check.hpp"
 #include "plan/expert_partition.hpp"
 #include "runtime/call_check.hpp"
 #include "runtime/context_impl.hpp"
+#include "runtime/overlap_check.hpp"
 #include "runtime/saved_forward_impl.hpp"
 #include "runtime/tensor_check.hpp"
 
@@ -50,70 +47,22 @@ GradientDestination resolve_grad_bias(const ContextImpl& context, const char* na
   return resolve_gradient(context, name, gradient, {num_local, width});
 }
 
-/// The bytes from the first to the last element of what a call writes.
-struct Extent {
-  const char* name;
-  const std::byte* begin;
-  const std::byte* end;
-};
-
-void add_extent(std::vector<Extent>& extents, const char* name, const TensorView& tensor) {
-  if (tensor.num_elements() == 0) return;
-  std::int64_t first = 0;
-  std::int64_t last = 0;
-  for (int dim = 0; dim < tensor.rank; ++dim) {
-    const std::int64_t reach = (tensor.shape[dim] - 1) * tensor.strides[dim];
-    (reach < 0 ? first : last) += reach;
-  }
-  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
-  const auto* data = static_cast<const std::byte*>(tensor.data);
-  extents.push_back({name, data + first * element, data + (last + 1) * element});
-}
-
-void check_apart(const Extent& a, const Extent& b) {
-  DISTMOE_CHECK(a.end <= b.begin || b.end <= a.begin, kInvalidArgument, a.name, " and ", b.name,
-                " overlap in memory");
-}
-
-/// What lies between strided rows may be another's.
-void check_rows_apart(const char* name, const TensorView& rows_TD, const Extent& other) {
-  std::vector<Extent> rows;
-  add_extent(rows, name, rows_TD);
-  if (rows.empty() || rows[0].end <= other.begin || other.end <= rows[0].begin) return;
-  const auto element = static_cast<std::int64_t>(size_of(rows_TD.dtype));
-  const auto* row = static_cast<const std::byte*>(rows_TD.data);
-  for (std::int64_t token = 0; token < rows_TD.shape[0]; ++token) {
-    check_apart({name, row, row + rows_TD.shape[1] * element}, other);
-    row += rows_TD.strides[0] * element;
-  }
-}
-
 /// Two destinations in one place would be a race, and what is written over an argument is read
 /// again.
-void check_apart(const BackwardArguments& arguments) {
+void check_places(const BackwardArguments& arguments) {
   const RoutedGradients& gradients = arguments.gradients;
-  std::vector<Extent> destinations;
-  add_extent(destinations, "grad_scores", gradients.grad_scores_TK);
-  add_extent(destinations, "grad_w13", gradients.grad_w13_L2FD.tensor);
-  add_extent(destinations, "grad_w2", gradients.grad_w2_LDF.tensor);
-  add_extent(destinations, "grad_bias13", gradients.grad_bias13_L2F.tensor);
-  add_extent(destinations, "grad_bias2", gradients.grad_bias2_LD.tensor);
-  for (std::size_t i = 0; i < destinations.size(); ++i) {
-    for (std::size_t j = 0; j < i; ++j) check_apart(destinations[j], destinations[i]);
-    check_rows_apart("grad_x", gradients.grad_x_TD, destinations[i]);
-    check_rows_apart("dy", arguments.dy_TD, destinations[i]);
-  }
   const ExpertWeights& weights = arguments.weights;
-  std::vector<Extent> read;
-  for (const auto& [name, tensor] :
-       {std::pair("w13", &weights.w13_L2FD), std::pair("w2", &weights.w2_LDF),
-        std::pair("bias13", &weights.bias13_L2F), std::pair("bias2", &weights.bias2_LD)}) {
-    if (tensor->is_contiguous()) add_extent(read, name, *tensor);
-  }
-  for (const Extent& argument : read) {
-    for (const Extent& destination : destinations) check_apart(destination, argument);
-    check_rows_apart("grad_x", gradients.grad_x_TD, argument);
-  }
+  check_apart({{"dy", &arguments.dy_TD, Access::kRead},
+               {"grad_x", &gradients.grad_x_TD, Access::kWritten},
+               {"grad_scores", &gradients.grad_scores_TK, Access::kWritten},
+               {"grad_w13", &gradients.grad_w13_L2FD.tensor, Access::kWritten},
+               {"grad_w2", &gradients.grad_w2_LDF.tensor, Access::kWritten},
+               {"grad_bias13", &gradients.grad_bias13_L2F.tensor, Access::kWritten},
+               {"grad_bias2", &gradients.grad_bias2_LD.tensor, Access::kWritten},
+               {"w13", &weights.w13_L2FD, Access::kRead},
+               {"w2", &weights.w2_LDF, Access::kRead},
+               {"bias13", &weights.bias13_L2F, Access::kRead},
+               {"bias2", &weights.bias2_LD, Access::kRead}});
 }
 
 void check_grad_scores(const ContextImpl& context, const TensorView& grad_scores,
@@ -170,7 +119,7 @@ BackwardCall check_backward_call(const ContextImpl& context, std::int64_t call_i
                         arguments.weights.bias2_LD.is_given(), num_local, config.hidden_dim);
   check_bias("bias13", arguments.weights.bias13_L2F.is_given(), forward.has_bias13);
   check_bias("bias2", arguments.weights.bias2_LD.is_given(), forward.has_bias2);
-  check_apart(arguments);
+  check_places(arguments);
   return call;
 }
 

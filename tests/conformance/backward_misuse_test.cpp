@@ -115,6 +115,40 @@ std::vector<BackwardMisuseCase> misuses() {
        {"dy and grad_scores overlap in memory"}},
       {"grad_bias13 of another shape",
        [](auto& a) { a.gradients.grad_bias13_L2F.tensor.shape[1] = 6; },
+      {"grad_x in the place of dy",
+       [](auto& a) { a.gradients.grad_x_TD = a.dy; },
+       {"dy and grad_x overlap in memory"}},
+      {"the last row of grad_x in the first of dy",
+       [](auto& a) {
+         TensorView& grad_x = a.gradients.grad_x_TD;
+         grad_x.strides[0] = 24;
+         grad_x.data = static_cast<BF16*>(a.dy.data) - (grad_x.shape[0] - 1) * 24;
+       },
+       {"dy and grad_x overlap in memory"}},
+      {"grad_x in w2",
+       [](auto& a) { a.gradients.grad_x_TD.data = a.weights.w2_LDF.data; },
+       {"grad_x and w2 overlap in memory"}},
+      {"grad_w2 in the place of an expert of a strided w2",
+       [](auto& a) {
+         TensorView& w2 = a.weights.w2_LDF;
+         w2.strides[0] *= 2;
+         TensorView& tensor = a.gradients.grad_w2_LDF.tensor;
+         tensor = with_dtype(tensor, DType::kBF16);
+         tensor.data = static_cast<BF16*>(w2.data) + w2.strides[0];
+       },
+       {"grad_w2 and w2 overlap in memory"}},
+      {"grad_bias2 in the place of bias2",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_bias2_LD.tensor;
+         tensor = with_dtype(tensor, a.weights.bias2_LD.dtype);
+         tensor.data = a.weights.bias2_LD.data;
+       },
+       {"grad_bias2 and bias2 overlap in memory"}},
+      {"grad_scores in grad_bias13",
+       [](auto& a) {
+         a.gradients.grad_scores_TK.data = a.gradients.grad_bias13_L2F.tensor.data;
+       },
+       {"grad_scores and grad_bias13 overlap in memory"}},
        {"grad_bias13 must have shape"}},
       {"grad_bias2 without bias2",
        [](auto& a) { a.weights.bias2_LD = {}; },
