@@ -32,10 +32,6 @@ TensorView view_of(void* data, DType dtype, const std::vector<std::int64_t>& sha
                            : TensorView(data, dtype, {shape[0], shape[1], shape[2]});
 }
 
-DType weight_gradient_dtype(WgradDType dtype) {
-  return dtype == WgradDType::kF32 ? DType::kF32 : DType::kBF16;  // the weights are BF16
-}
-
 }  // namespace
 
 void pseudo_random_dy(std::int64_t first, std::int64_t count, std::int64_t hidden_dim,
@@ -54,7 +50,7 @@ TrainingRun::TrainingRun(const TrainOptions& options, const LayerShape& shape,
     : options_(options), experts_(experts), parts_(parts), input_(input) {
   const std::int64_t d = shape.hidden_dim;
   const std::int64_t f = shape.intermediate_dim;
-  const DType wgrad = weight_gradient_dtype(options.wgrad_dtype);
+  const DType wgrad = weight_gradient_dtype({.wgrad_dtype = options.wgrad_dtype});
   dy_ = make("dy", DType::kBF16, parts.tokens, {d});
   x_ = make("grad_x", DType::kBF16, parts.tokens, {d});
   scores_ = make("grad_scores", input.topk_scores_TK.dtype, parts.tokens,

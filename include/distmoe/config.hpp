@@ -19,7 +19,7 @@ enum class Combine { kPerRoute, kPerRank };
 enum class Activation { kSwiGLU, kSwiGLUClamped };
 /// Order of the 2F rows of W13: F gate rows then F up rows, or g0, u0, g1, u1, ...
 enum class GateUpLayout { kConcatenated, kInterleaved };
-/// Type of functional weight gradients; kSameAsWeight follows the weight.
+/// Type of the weights' gradients.
 enum class WgradDType { kSameAsWeight, kBF16, kF32 };
 /// kFixed: D, F and precision alone decide how sums are ordered (bits equal for every P).
 enum class KernelChoice { kTuned, kFixed };
@@ -55,8 +55,9 @@ struct Config {
   Activation activation = Activation::kSwiGLU;
   double swiglu_alpha = 1.702;  ///< of kSwiGLUClamped
   double swiglu_limit = 7.0;    ///< of kSwiGLUClamped
-  /// Of gradients that are made for the caller; its own destinations are of either type whatever
-  /// this says.
+  /// kBF16 and kF32: a backward refuses destinations of another type, so that all ranks have one.
+  /// kSameAsWeight: each destination is of either type, and one that is made for a caller of the
+  /// type of the weights.
   WgradDType wgrad_dtype = WgradDType::kSameAsWeight;
   bool inference = false;
   std::optional<std::int64_t> num_sms = std::nullopt;  ///< SMs that a CUDA context may use

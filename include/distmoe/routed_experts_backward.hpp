@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "distmoe/config.hpp"
 #include "distmoe/context.hpp"
 #include "distmoe/export.hpp"
 #include "distmoe/routed_experts.hpp"
@@ -10,7 +11,8 @@
 namespace distmoe {
 
 /// Where the gradient of one weight goes: memory of the caller, BF16 or FP32 whatever the weight
-/// is, contiguous. Not given: the gradient is not computed.
+/// is (as Config::wgrad_dtype says, where it names a type), contiguous. Not given: the gradient is
+/// not computed.
 struct WeightGradient {
   TensorView tensor = {};
   /// Adds to what is there (FP32: one rounding; BF16: the sum is rounded once); experts without
@@ -19,8 +21,12 @@ struct WeightGradient {
   bool accumulates = false;
 };
 
-/// What a backward writes. Every member is optional and belongs to the caller; none may overlap
-/// another, the weights or dy.
+/// The type that destinations made for a caller have: BF16, that of the weights, unless the
+/// configuration names another.
+DISTMOE_EXPORT DType weight_gradient_dtype(const Config& config) noexcept;
+
+/// What a backward writes. Every member is optional and belongs to the caller; none may have memory
+/// in common with another, the weights, the biases or dy.
 struct RoutedGradients {
   TensorView grad_x_TD = {};       ///< BF16; rows may be strided
   TensorView grad_scores_TK = {};  ///< contiguous, of the type of the forward's scores

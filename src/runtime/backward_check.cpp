@@ -19,6 +19,11 @@ GradientDestination resolve_gradient(const ContextImpl& context, const char* nam
   if (!tensor.is_given()) return {};
   check_shape(name, tensor, shape);
   check_dtype(name, tensor, DType::kBF16, DType::kF32);
+  const DType configured = weight_gradient_dtype(context.config());
+  DISTMOE_CHECK(
+      context.config().wgrad_dtype == WgradDType::kSameAsWeight || tensor.dtype == configured,
+      kInvalidArgument, name, " must be ", to_string(configured),
+      " as Config::wgrad_dtype says, got ", tensor.describe());
   check_memory(context, name, tensor);
   check_contiguous(name, tensor);
   check_vector_rows(context, name, tensor);
@@ -82,6 +87,10 @@ void check_bias(const char* name, bool has_bias, bool had_bias) {
 }
 
 }  // namespace
+
+DType weight_gradient_dtype(const Config& config) noexcept {
+  return config.wgrad_dtype == WgradDType::kF32 ? DType::kF32 : DType::kBF16;
+}
 
 BackwardCall check_backward_call(const ContextImpl& context, std::int64_t call_index,
                                  const BackwardArguments& arguments) {

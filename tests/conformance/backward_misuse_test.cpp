@@ -5,6 +5,8 @@
 // call that follows gives the right gradients.
 #include <gtest/gtest.h>
 
+#include <mutex>
+
 #include "conformance/moe_gradients.hpp"
 #include "conformance/moe_refusal.hpp"
 
@@ -113,8 +115,6 @@ std::vector<BackwardMisuseCase> misuses() {
       {"grad_scores in the place of dy",
        [](auto& a) { a.gradients.grad_scores_TK.data = a.dy.data; },
        {"dy and grad_scores overlap in memory"}},
-      {"grad_bias13 of another shape",
-       [](auto& a) { a.gradients.grad_bias13_L2F.tensor.shape[1] = 6; },
       {"grad_x in the place of dy",
        [](auto& a) { a.gradients.grad_x_TD = a.dy; },
        {"dy and grad_x overlap in memory"}},
@@ -145,10 +145,10 @@ std::vector<BackwardMisuseCase> misuses() {
        },
        {"grad_bias2 and bias2 overlap in memory"}},
       {"grad_scores in grad_bias13",
-       [](auto& a) {
-         a.gradients.grad_scores_TK.data = a.gradients.grad_bias13_L2F.tensor.data;
-       },
+       [](auto& a) { a.gradients.grad_scores_TK.data = a.gradients.grad_bias13_L2F.tensor.data; },
        {"grad_scores and grad_bias13 overlap in memory"}},
+      {"grad_bias13 of another shape",
+       [](auto& a) { a.gradients.grad_bias13_L2F.tensor.shape[1] = 6; },
        {"grad_bias13 must have shape"}},
       {"grad_bias2 without bias2",
        [](auto& a) { a.weights.bias2_LD = {}; },
@@ -211,6 +211,56 @@ TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
       gradients.copy_to(actual);
       EXPECT_EQ(first_difference(expected, actual), "");
     });
+  }
+}
+
+/// With a type in the configuration all destinations of weights have it.
+TEST_P(BackwardMisuse, ADestinationOfAnotherTypeThanTheConfigurationsIsRefused) {
+  const MoeCase& moe_case = GetParam();
+  MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
+                                     .hidden_dim = 10,
+                                     .intermediate_dim = 6,
+                                     .num_experts = 3L * moe_case.ranks,
+                                     .top_k = 2},
+                                    RoutePattern::kDistinct, 477);
+  add_biases(problem, 478);
+  const std::vector<BF16> dy = make_dy(problem, 479);
+  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    const BackwardForm form{.wgrad_dtype = dtype};
+    const BackwardForm other{.wgrad_dtype = dtype == DType::kF32 ? DType::kBF16 : DType::kF32};
+    const GradientValues expected = run_backward(problem, dy, {}, form);
+    GradientValues actual = expected;
+    std::mutex mutex;
+    run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+      Config config = training_config(problem, moe_case, form, 5);
+      config.wgrad_dtype = dtype == DType::kF32 ? WgradDType::kF32 : WgradDType::kBF16;
+      EXPECT_EQ(weight_gradient_dtype(config), dtype);
+      Context context = make_context(config, moe_case, communicator);
+      const RankCall call = pack_rank(problem, form.call, counts, communicator->rank());
+      const RankGradients right(problem, dy, form, counts, communicator->rank());
+      const RankGradients wrong(problem, dy, other, counts, communicator->rank());
+      SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+      const auto backward = [&](const RoutedGradients& gradients) {
+        routed_experts_backward(context, std::move(saved), right.dy(), call.weights, gradients);
+      };
+      const std::string words =
+          std::string("must be ") + to_string(dtype) + " as Config::wgrad_dtype says";
+      RoutedGradients mixed = right.destinations();
+      mixed.grad_w13_L2FD = wrong.destinations().grad_w13_L2FD;
+      expect_error(outcome_of([&] { backward(mixed); }), ErrorCode::kInvalidArgument,
+                   {"grad_w13 " + words});
+      mixed = right.destinations();
+      mixed.grad_bias2_LD = wrong.destinations().grad_bias2_LD;
+      expect_error(outcome_of([&] { backward(mixed); }), ErrorCode::kInvalidArgument,
+                   {"grad_bias2 " + words});
+      EXPECT_TRUE(right.is_untouched());
+      EXPECT_TRUE(wrong.is_untouched());
+      backward(right.destinations());
+      const std::scoped_lock lock(mutex);
+      right.copy_to(actual);
+    });
+    EXPECT_EQ(first_difference(expected, actual), "");
   }
 }
 
