@@ -5,7 +5,9 @@
 // keeps, and is refused where it has no meaning.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 
 #include "conformance/moe_gradients.hpp"
@@ -113,6 +115,33 @@ TEST_P(Norm, NoBitDependsOnRanksOrSaving) {
       EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
     }
   }
+}
+
+/// Of a saved layer h3 of own tokens is taken from the slot: what has h3 and no W2 in its formula
+/// does not read W2 again.
+TEST(NormOfASavedLayer, TakesOwnH3FromTheSlot) {
+  const MoeProblem problem = problem_with_biases(530);
+  const std::vector<BF16> dy = make_dy(problem, 531);
+  const CallOptions options = with_norm({.eps = 1e-5});
+  const BackwardForm form{.slot_factor = 4.0, .options = options};
+  const TokenCounts counts{problem.shape.num_tokens};
+  const GradientValues expected = run_backward(problem, dy, {}, form);
+  Context context =
+      make_context(training_config(problem, {}, form, problem.shape.num_tokens), {}, nullptr);
+  const RankCall call = pack_rank(problem, {}, counts, 0);
+  const RankGradients gradients(problem, dy, form, counts, 0);
+  SavedForward saved =
+      saving_routed_experts(context, call.input, call.weights, call.y_view(), options);
+  ASSERT_FALSE(context.last_call().is_recomputed);
+  std::memset(call.weights.w2_LDF.data, 0xFF, call.weights.w2_LDF.num_bytes());  // NaN
+  routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                          gradients.destinations());
+  GradientValues actual(problem);
+  gradients.copy_to(actual);
+  EXPECT_EQ(actual.scores, expected.scores);
+  EXPECT_EQ(actual.down, expected.down);
+  EXPECT_EQ(actual.down_bias, expected.down_bias);
+  EXPECT_TRUE(std::ranges::any_of(actual.x, [](float value) { return std::isnan(value); }));
 }
 
 TEST_P(Norm, GammaScalesTheRoutes) {

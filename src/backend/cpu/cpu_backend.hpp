@@ -87,7 +87,8 @@ class CpuBackend final : public Backend {
   void activate(const BF16* gate, const BF16* up, BF16* h2, std::int64_t count) const;
   // expert_products.cpp
   void compute_w13_swiglu(const ExpertMatrices& experts);
-  void compute_w2(const ExpertMatrices& experts);
+  void list_w2_tasks();
+  void compute_w2(const ExpertMatrices& experts);  ///< the listed tasks
   void w13_swiglu_task(const ExpertMatrices& experts, std::int64_t task, int worker);
   void w2_task(const ExpertMatrices& experts, std::int64_t task, int worker);
   // combine.cpp
@@ -100,6 +101,9 @@ class CpuBackend final : public Backend {
   /// The result of an enabled route: in `rows` where this rank computed it, else in what returned.
   const BF16* returned_row(const DenseRows& rows, const BF16* returned, std::int64_t route) const;
   // grad_dispatch.cpp
+  struct ProductTask;
+  bool has_own_rows_alone(const ProductTask& task) const;
+  const BF16* h3_row(std::int64_t row) const;
   void exchange_route_scores();
   void list_score_blocks();
   float& route_score(std::int64_t expert, std::int64_t row);

@@ -99,6 +99,7 @@ void CpuBackend::w13_swiglu_task(const ExpertMatrices& experts, std::int64_t tas
 }
 
 void CpuBackend::w2_scatter(const ForwardCall& call) {
+  list_w2_tasks();
   compute_w2(call.experts);
   if (!is_single()) {
     if (setup_.config.combine == Combine::kPerRoute) {
@@ -109,8 +110,9 @@ void CpuBackend::w2_scatter(const ForwardCall& call) {
   }
 }
 
+void CpuBackend::list_w2_tasks() { list_tasks(setup_.config.hidden_dim, kDownColumns); }
+
 void CpuBackend::compute_w2(const ExpertMatrices& experts) {
-  list_tasks(setup_.config.hidden_dim, kDownColumns);
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int worker) { w2_task(experts, task, worker); });
 }

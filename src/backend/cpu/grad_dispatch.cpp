@@ -14,13 +14,14 @@ namespace {
 
 constexpr std::int64_t kActivationGrain = 16;  // rows
 
-/// Takes h3 of a row that was multiplied by rstd and by `score` to its gradient, in its place.
+/// The gradient of h3 of a row that was multiplied by rstd and by `score`; grad_h3 may be h3.
 /// Returns the gradient of the score.
-float pull_back_norm(const BF16* dy, float score, float eps, BF16* h3, std::int64_t width) {
+float pull_back_norm(const BF16* dy, float score, float eps, const BF16* h3, BF16* grad_h3,
+                     std::int64_t width) {
   const float rstd = inverse_rms(h3, width, eps);
   const float grad_score = dot_normed(h3, rstd, dy, width);
   const float mean = dot_normed_scaled(h3, rstd, dy, score, width) / static_cast<float>(width);
-  norm_gradient(h3, rstd, dy, score, mean, h3, width);
+  norm_gradient(h3, rstd, dy, score, mean, grad_h3, width);
   return grad_score;
 }
 
@@ -43,14 +44,34 @@ void CpuBackend::restore_activations(const BackwardCall& call) {
                        }
                      });
   }
-  // What the owners of the tokens keep of a saved layer is enough for their scores' gradients, but
-  // not for that of a norm, which is taken where the row is.
+  // What the owners of the tokens keep of a saved layer is enough for their scores' gradients. That
+  // of a norm is taken where the row is: of peers' tokens it is computed again.
   rows_have_h3_ = setup_.config.activation_policy == ActivationPolicy::kFull &&
                   (is_recomputed_ || call.norm.has_value());
   if (!rows_have_h3_) return;
   // h3 waits for dy where grad_h3 will be.
   h3_ = grad_h3_;
+  list_w2_tasks();
+  if (kept_h3_.data != nullptr) {
+    std::erase_if(tasks_, [&](const ProductTask& task) { return has_own_rows_alone(task); });
+  }
   compute_w2(call.experts);
+}
+
+/// An expert's rows are in the order of their ranks.
+bool CpuBackend::has_own_rows_alone(const ProductTask& task) const {
+  const auto source = [&](std::int64_t row) {
+    return routing_.row_origin()[static_cast<std::size_t>(row)].source;
+  };
+  return source(task.first_row) == setup_.rank &&
+         source(task.first_row + task.num_rows - 1) == setup_.rank;
+}
+
+/// h3 of a row: kept with the routes of an own token, or waiting where grad_h3 will be.
+const BF16* CpuBackend::h3_row(std::int64_t row) const {
+  const RowOrigin& origin = routing_.row_origin()[static_cast<std::size_t>(row)];
+  if (kept_h3_.data == nullptr || origin.source != setup_.rank) return grad_h3_.row(row);
+  return kept_h3_.row(std::int64_t{origin.token} * setup_.config.top_k + std::int64_t{origin.k});
 }
 
 /// To every rank the scores of the routes that it computes, in its order of rows.
@@ -122,7 +143,7 @@ void CpuBackend::gather_grad_h3_task(const BackwardCall& call, const BF16* recei
     }
     float& score = route_score(task.expert, row);
     if (call.norm) {
-      score = pull_back_norm(dy, score, call.norm->eps, grad_h3, grad_h3_.width);
+      score = pull_back_norm(dy, score, call.norm->eps, h3_row(row), grad_h3, grad_h3_.width);
       continue;
     }
     const float factor = score;
