@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 
 #include "backend/cpu/cpu_backend.hpp"
 #include "backend/cpu/elementwise.hpp"
@@ -104,15 +105,21 @@ void CpuBackend::write_clip_counts(const ForwardCall& call) const {
 /// Of a token's routes, in the order of k.
 class CpuBackend::RouteSums {
  public:
-  RouteSums(const ForwardCall& call, std::int64_t hidden_dim)
-      : norm_(call.norm), rstd_(static_cast<std::size_t>(call.topk_scores_TK.shape[1])) {
-    if (!norm_ || norm_->gamma_D == nullptr) return;
-    gain_.reserve(static_cast<std::size_t>(hidden_dim));
+  /// What a norm multiplies rows by, of all columns; empty without a gamma.
+  static std::vector<float> gain_of(const std::optional<NormCall>& norm, std::int64_t hidden_dim) {
+    std::vector<float> gain;
+    if (!norm || norm->gamma_D == nullptr) return gain;
+    gain.reserve(static_cast<std::size_t>(hidden_dim));
     for (std::int64_t i = 0; i < hidden_dim; ++i) {
-      const float sum = to_float(norm_->gamma_D[i]) + norm_->gain_center;
-      gain_.push_back(to_float(to_bf16(sum)));
+      gain.push_back(to_float(to_bf16(to_float(norm->gamma_D[i]) + norm->gain_center)));
     }
+    return gain;
   }
+
+  RouteSums(const ForwardCall& call, std::span<const float> gain)
+      : norm_(call.norm),
+        gain_(gain),
+        rstd_(static_cast<std::size_t>(call.topk_scores_TK.shape[1])) {}
   /// What a route's whole row is multiplied by besides its score.
   void note_row(std::int64_t k, const BF16* h3, std::int64_t width) {
     if (norm_) rstd_[static_cast<std::size_t>(k)] = inverse_rms(h3, width, norm_->eps);
@@ -139,8 +146,8 @@ class CpuBackend::RouteSums {
 
  private:
   const std::optional<NormCall>& norm_;
+  std::span<const float> gain_;
   std::vector<float> rstd_;
-  std::vector<float> gain_;
   ColumnSums sums_{};
   ColumnSums lost_{};  ///< to rounding
   std::int64_t column_ = 0;
@@ -153,8 +160,9 @@ void CpuBackend::sum_routes(const ForwardCall& call) {
   const float* scores = metadata_.scores.data();
   const BF16* returned = received_rows();
   const std::int32_t* ids = ids_[static_cast<std::size_t>(setup_.rank)].ids;
+  const std::vector<float> gain = RouteSums::gain_of(call.norm, h3_.width);
   pool_.run_ranges(call.num_tokens, kCombineGrain, [&](std::int64_t begin, std::int64_t end) {
-    RouteSums sums(call, h3_.width);
+    RouteSums sums(call, gain);
     for (std::int64_t token = begin; token < end; ++token) {
       const std::int64_t first = token * top_k;
       for (std::int64_t k = 0; call.norm && k < top_k; ++k) {
