@@ -10,6 +10,19 @@
 #include "core/check.hpp"
 
 namespace distmoe::tools {
+namespace {
+
+/// NaN where the text is no finite number.
+double finite_or_nan(std::string_view text) {
+  double value = 0.0;
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto parsed = std::from_chars(begin, end, value);
+  const bool is_finite = parsed.ec == std::errc() && parsed.ptr == end && std::isfinite(value);
+  return is_finite ? value : std::numeric_limits<double>::quiet_NaN();
+}
+
+}  // namespace
 
 std::int64_t parse_integer(std::string_view option, std::string_view text, std::int64_t low,
                            std::int64_t high) {
@@ -25,14 +38,17 @@ std::int64_t parse_integer(std::string_view option, std::string_view text, std::
 }
 
 double parse_real(std::string_view option, std::string_view text, Zero zero) {
-  double value = 0.0;
-  const char* begin = text.data();
-  const char* end = begin + text.size();
-  const auto parsed = std::from_chars(begin, end, value);
-  const bool is_number = parsed.ec == std::errc() && parsed.ptr == end && std::isfinite(value);
-  const bool is_legal = is_number && (value > 0.0 || (value == 0.0 && zero == Zero::kLegal));
+  const double value = finite_or_nan(text);
+  const bool is_legal = value > 0.0 || (value == 0.0 && zero == Zero::kLegal);
   DISTMOE_CHECK(is_legal, kInvalidArgument, option, " is '", text, "'; legal: a finite number ",
                 zero == Zero::kLegal ? ">= 0" : "> 0");
+  return value;
+}
+
+double parse_finite(std::string_view option, std::string_view text) {
+  const double value = finite_or_nan(text);
+  DISTMOE_CHECK(!std::isnan(value), kInvalidArgument, option, " is '", text,
+                "'; legal: a finite number");
   return value;
 }
 

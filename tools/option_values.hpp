@@ -20,6 +20,9 @@ enum class Zero { kLegal, kIllegal };
 /// A finite decimal number that is positive, or zero where `zero` says so.
 double parse_real(std::string_view option, std::string_view text, Zero zero);
 
+/// A finite decimal number.
+double parse_finite(std::string_view option, std::string_view text);
+
 /// Token counts "N0,N1,..." of 1..max_entries ranks, each >= 0, whose sum fits in 64 bits.
 std::vector<std::int64_t> parse_token_counts(std::string_view option, std::string_view text,
                                              int max_entries);

@@ -81,7 +81,7 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
   add(app, options, "--clip-limit", "X",
       "Report how many gate and up activations exceed X [not counted]",
       [&](const std::string& option, const std::string& text) {
-        options.clip_limit = parse_real(option, text, Zero::kLegal);
+        options.clip_limit = parse_finite(option, text);
       });
 }
 

@@ -57,6 +57,16 @@ TEST(ParseReal, RefusesEverythingElse) {
             std::string::npos);
 }
 
+TEST(ParseFinite, AcceptsEverySign) {
+  EXPECT_EQ(parse_finite("--clip-limit", "-1.5"), -1.5);
+  EXPECT_EQ(parse_finite("--clip-limit", "0"), 0.0);
+  EXPECT_EQ(parse_finite("--clip-limit", "7"), 7.0);
+  for (const char* text : {"", "nan", "inf", "-inf", "1e999", "1.5x", " 1"}) {
+    EXPECT_EQ(refusal([&] { parse_finite("--clip-limit", text); }),
+              std::string("--clip-limit is '") + text + "'; legal: a finite number");
+  }
+}
+
 TEST(ParseTokenCounts, ReadsZerosAndSingleEntries) {
   EXPECT_EQ(parse_token_counts("--tokens-per-rank", "5", 1), (std::vector<std::int64_t>{5}));
   EXPECT_EQ(parse_token_counts("--tokens-per-rank", "500,0,12", 3),

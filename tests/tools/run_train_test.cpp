@@ -199,6 +199,10 @@ TEST_P(RunTrain, WithRmsnormKeepsToTheContract) {
   EXPECT_GT(json["clip_counts"]["gate"].get<std::int64_t>(), 0);
   EXPECT_GT(json["clip_counts"]["up"].get<std::int64_t>(), 0);
   EXPECT_EQ(json["clip_counts"], split_json["clip_counts"]);
+  // No absolute value is below a negative limit.
+  train({"--clip-limit", "-0.5"}, &json);
+  EXPECT_EQ(json["clip_counts"]["up"], json["clip_counts"]["elements"]);
+  EXPECT_LT(json["clip_counts"]["gate"], json["clip_counts"]["elements"]);
 }
 
 TEST_P(RunTrain, NoByteDependsOnRanksSlotsOrSchedules) {
