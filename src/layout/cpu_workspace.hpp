@@ -20,6 +20,10 @@ inline constexpr std::int64_t kCpuTileColumns = 512;
 /// Operands widened to FP32 at a time.
 inline constexpr std::int64_t kCpuWidenedRows = 256;
 inline constexpr std::int64_t kCpuWidenedColumns = 128;
+/// Columns of weights that a product of a backward takes packed, and the depth to whose multiple
+/// they are filled up.
+inline constexpr std::int64_t kCpuPackedColumns = 256;
+inline constexpr std::int64_t kCpuPackedDepth = 32;
 /// Scratchpad of the matrix library; measured needs are under 0.3 MiB (oneDNN 2.6.3).
 inline constexpr std::int64_t kCpuLibraryScratchBytes = std::int64_t{2} << 20;
 
@@ -28,7 +32,9 @@ struct CpuWorkspaceLayout {
   std::int64_t tile = 0;             ///< FP32 [kCpuTileColumns * kCpuRowBlock]
   std::int64_t bias = 0;             ///< FP32 [kCpuTileColumns]
   std::int64_t library_scratch = 0;  ///< kCpuLibraryScratchBytes
-  std::int64_t widened_rows = 0;     ///< FP32 [kCpuWidenedRows * max(D, F)]
+  /// FP32 [kCpuWidenedRows * depth] or BF16 [2 * depth * kCpuPackedColumns], depth = max(D, F) up
+  /// to a multiple of kCpuPackedDepth
+  std::int64_t widened_rows = 0;
   std::int64_t widened_columns = 0;  ///< FP32 [kCpuWidenedColumns * max(D, F)]
   std::int64_t bytes = 0;
 
@@ -39,7 +45,10 @@ struct CpuWorkspaceLayout {
     bias = take(kCpuTileColumns * kFloatBytes);
     // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): in the order of memory
     library_scratch = take(kCpuLibraryScratchBytes);
-    widened_rows = take(checked_mul(depth, kCpuWidenedRows * kFloatBytes));
+    static_assert(kCpuWidenedRows * kFloatBytes == 2 * kCpuPackedColumns * sizeof(std::uint16_t));
+    const std::int64_t packed_depth =
+        checked_mul(ceil_div(depth, kCpuPackedDepth), kCpuPackedDepth);
+    widened_rows = take(checked_mul(packed_depth, kCpuWidenedRows * kFloatBytes));
     widened_columns = take(checked_mul(depth, kCpuWidenedColumns * kFloatBytes));
   }
 

@@ -208,6 +208,27 @@ TEST_P(Gradients, OfInterleavedWeightsOfModelWidthsHaveTheSameBits) {
   EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
 }
 
+/// Widths at which a slab of columns is a whole row, more than one, and a row with a rest.
+TEST_P(Gradients, OfWeightsWithGapsBetweenRowsHaveTheSameBits) {
+  for (const auto& [hidden_dim, intermediate_dim] :
+       {std::pair(512, 256), std::pair(256, 512), std::pair(512, 512), std::pair(768, 1024),
+        std::pair(512, 320), std::pair(96, 64)}) {
+    const MoeProblem problem = make_problem({.num_tokens = 64,
+                                             .hidden_dim = hidden_dim,
+                                             .intermediate_dim = intermediate_dim,
+                                             .num_experts = 4,
+                                             .top_k = 2},
+                                            RoutePattern::kDistinct, 421);
+    const std::vector<BF16> dy = make_dy(problem, 422);
+    for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
+      const GradientValues expected = run_backward(problem, dy, GetParam(), {.policy = policy});
+      const BackwardForm form{.call = {.is_strided = true}, .policy = policy};
+      EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "")
+          << "D = " << hidden_dim << ", F = " << intermediate_dim;
+    }
+  }
+}
+
 TEST_P(Gradients, OfBF16ScoresAndWeightsAreTheRoundedOnes) {
   MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, 416);
   add_biases(problem, 417);

@@ -112,7 +112,8 @@ class CpuBackend final : public Backend {
   void w2_dgrad_task(const BackwardCall& call, std::int64_t task, int worker);
   void lean_w2_dgrad_task(const BackwardCall& call, std::int64_t task, int worker);
   void w13_dgrad_task(const BackwardCall& call, std::int64_t task, int worker);
-  MatrixView w2_columns(const BackwardCall& call, std::int64_t expert, std::int64_t column) const;
+  DepthRows w2_columns(const BackwardCall& call, std::int64_t expert, std::int64_t first,
+                       std::int64_t count) const;
   struct WgradTile;
   std::vector<WgradTile> wgrad_tiles(std::int64_t num_halves, std::int64_t num_rows,
                                      std::int64_t num_columns) const;

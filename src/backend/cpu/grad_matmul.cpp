@@ -16,19 +16,21 @@ void widen_block(const BF16* data, std::int64_t row_stride, std::int64_t num_row
   }
 }
 
-void dgrad_f32(const MatrixView& rows, const MatrixView& weights, std::int64_t num_columns,
-               float* tile, bool accumulates, const Workspace& workspace) {
-  const std::int64_t depth = weights.num_rows;
-  for (std::int64_t n = 0; n < num_columns; n += kCpuWidenedColumns) {
-    const std::int64_t num_n = std::min(kCpuWidenedColumns, num_columns - n);
-    widen_block(weights.data + n, weights.row_stride, depth, num_n, workspace.widened_columns);
+/// One matrix of the weights, whose sums come after those of the other.
+void dgrad_f32(const MatrixView& rows, const BF16* weights, const DepthRows& shape, float* tile,
+               bool accumulates, const Workspace& workspace) {
+  const std::int64_t depth = shape.num_rows;
+  for (std::int64_t n = 0; n < shape.num_columns; n += kCpuWidenedColumns) {
+    const std::int64_t num_n = std::min(kCpuWidenedColumns, shape.num_columns - n);
+    widen_block(weights + n, shape.row_stride, depth, num_n, workspace.widened_columns);
     for (std::int64_t m = 0; m < rows.num_rows; m += kCpuWidenedRows) {
       const std::int64_t num_m = std::min(kCpuWidenedRows, rows.num_rows - m);
       widen_block(rows.data + m * rows.row_stride, rows.row_stride, num_m, depth,
                   workspace.widened_rows);
       multiply_operands({workspace.widened_rows, num_m, depth, depth},
                         {workspace.widened_columns, num_n, depth, num_n, true},
-                        tile + m * num_columns + n, num_columns, accumulates, workspace);
+                        tile + m * shape.num_columns + n, shape.num_columns, accumulates,
+                        workspace);
     }
   }
 }
@@ -51,16 +53,20 @@ void wgrad_f32(const RowSlab& a, const RowSlab& b, std::int64_t num_rows, float*
 
 }  // namespace
 
-void multiply_dgrad(const MatrixView& rows, const MatrixView& weights, std::int64_t num_columns,
-                    float* tile, bool accumulates, const Workspace& workspace) {
-  if (matmul_kind() == MatmulKind::kF32) {
-    dgrad_f32(rows, weights, num_columns, tile, accumulates, workspace);
+// NOTE: the library's product of columns that lie by depth packs them as it goes, in short pieces
+// of long rows. Packed here, 128 rows x 256 columns x depth 2048 run at 191 instead of 171 GFLOP/s
+// and of depth 1536, gate and up in one product, at 197 instead of 177; 512 rows at 213 instead of
+// 190; packed before, at 229 (oneDNN 2.6.3, one core of Zen 4, weights in memory).
+void multiply_dgrad(const MatrixView& rows, const DepthRows& weights, float* tile,
+                    const Workspace& workspace) {
+  if (matmul_kind() == MatmulKind::kBF16) {
+    multiply_packed(rows.data, rows.num_rows, rows.row_stride, weights, tile, workspace);
     return;
   }
-  read_ahead(weights, num_columns);
-  multiply_operands({rows.data, rows.num_rows, weights.num_rows, rows.row_stride},
-                    {weights.data, num_columns, weights.num_rows, weights.row_stride, true}, tile,
-                    num_columns, accumulates, workspace);
+  dgrad_f32(rows, weights.first, weights, tile, false, workspace);
+  if (weights.second == nullptr) return;
+  dgrad_f32({rows.data + weights.num_rows, rows.num_rows, rows.row_stride}, weights.second, weights,
+            tile, true, workspace);
 }
 
 // NOTE: for a transposed operand the library takes its general BF16 product, whose code fits every

@@ -11,10 +11,10 @@
 
 namespace distmoe::cpu {
 
-/// DGRAD: tile[m * num_columns + n] = sum_k rows(m, k) * weights(k, n), or is added to. `weights`
-/// has as many rows as `rows` has columns; at most kCpuRowBlock rows and kCpuTileColumns columns.
-void multiply_dgrad(const MatrixView& rows, const MatrixView& weights, std::int64_t num_columns,
-                    float* tile, bool accumulates, const Workspace& workspace);
+/// DGRAD: tile[m * weights.num_columns + n] = sum_k rows(m, k) * weights(k, n). At most
+/// kCpuRowBlock rows and kCpuPackedColumns columns. The weights' stride changes no bit.
+void multiply_dgrad(const MatrixView& rows, const DepthRows& weights, float* tile,
+                    const Workspace& workspace);
 
 /// Some columns of the rows of one expert.
 struct RowSlab {

@@ -63,25 +63,27 @@ void CpuBackend::w2_dgrad(const BackwardCall& call) {
               [&](std::int64_t task, int worker) { lean_w2_dgrad_task(call, task, worker); });
     return;
   }
-  list_tasks(setup_.config.intermediate_dim, kCpuTileColumns);
+  list_tasks(setup_.config.intermediate_dim, kCpuPackedColumns);
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int worker) { w2_dgrad_task(call, task, worker); });
 }
 
-/// The columns of W2 from `column` on, as an operand of depth D.
-MatrixView CpuBackend::w2_columns(const BackwardCall& call, std::int64_t expert,
-                                  std::int64_t column) const {
+/// Columns of W2, as an operand of depth D.
+DepthRows CpuBackend::w2_columns(const BackwardCall& call, std::int64_t expert, std::int64_t first,
+                                 std::int64_t count) const {
   const ExpertMatrices& experts = call.experts;
-  return {experts.w2 + expert * experts.w2_expert_stride + column, setup_.config.hidden_dim,
-          experts.w2_row_stride};
+  return {.first = experts.w2 + expert * experts.w2_expert_stride + first,
+          .num_rows = setup_.config.hidden_dim,
+          .num_columns = count,
+          .row_stride = experts.w2_row_stride};
 }
 
 void CpuBackend::w2_dgrad_task(const BackwardCall& call, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   multiply_dgrad({grad_h3_.row(task.first_row), task.num_rows, grad_h3_.width},
-                 w2_columns(call, task.expert, task.first_column), task.num_columns, workspace.tile,
-                 false, workspace);
+                 w2_columns(call, task.expert, task.first_column, task.num_columns), workspace.tile,
+                 workspace);
   round_tile(workspace.tile, task.num_rows, task.num_columns,
              grad_h2_.row(task.first_row) + task.first_column, grad_h2_.width);
 }
@@ -93,10 +95,10 @@ void CpuBackend::lean_w2_dgrad_task(const BackwardCall& call, std::int64_t task_
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   const std::int64_t end = task.first_row + task.num_rows;
   std::vector<float> score_gradients(static_cast<std::size_t>(task.num_rows));
-  for (std::int64_t column = 0; column < grad_h2_.width; column += kCpuTileColumns) {
-    const std::int64_t count = std::min(kCpuTileColumns, grad_h2_.width - column);
+  for (std::int64_t column = 0; column < grad_h2_.width; column += kCpuPackedColumns) {
+    const std::int64_t count = std::min(kCpuPackedColumns, grad_h2_.width - column);
     multiply_dgrad({grad_h3_.row(task.first_row), task.num_rows, grad_h3_.width},
-                   w2_columns(call, task.expert, column), count, workspace.tile, false, workspace);
+                   w2_columns(call, task.expert, column, count), workspace.tile, workspace);
     for (std::int64_t row = task.first_row; row < end; ++row) {
       const float* a = workspace.tile + (row - task.first_row) * count;
       score_gradients[static_cast<std::size_t>(row - task.first_row)] +=
@@ -124,26 +126,25 @@ void CpuBackend::lean_w2_dgrad_task(const BackwardCall& call, std::int64_t task_
 }
 
 void CpuBackend::w13_dgrad_scatter(const BackwardCall& call) {
-  list_tasks(setup_.config.hidden_dim, kCpuTileColumns);
+  list_tasks(setup_.config.hidden_dim, kCpuPackedColumns);
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int worker) { w13_dgrad_task(call, task, worker); });
   if (!is_single()) return_rows(route_grad_);
 }
 
-/// The gate's product, then the up's added: so no layout of W13 changes a bit.
+/// Gate and up rows are one operand of depth 2F, gate first, whatever the layout of W13.
 void CpuBackend::w13_dgrad_task(const BackwardCall& call, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   const ExpertMatrices& experts = call.experts;
-  const std::int64_t depth = setup_.config.intermediate_dim;
   const std::int64_t offset = task.expert * experts.w13_expert_stride + task.first_column;
-  const BF16* rows = grad_h1_.row(task.first_row);
-  multiply_dgrad({rows, task.num_rows, grad_h1_.width},
-                 {experts.gate + offset, depth, experts.w13_row_stride}, task.num_columns,
-                 workspace.tile, false, workspace);
-  multiply_dgrad({rows + depth, task.num_rows, grad_h1_.width},
-                 {experts.up + offset, depth, experts.w13_row_stride}, task.num_columns,
-                 workspace.tile, true, workspace);
+  multiply_dgrad({grad_h1_.row(task.first_row), task.num_rows, grad_h1_.width},
+                 {.first = experts.gate + offset,
+                  .second = experts.up + offset,
+                  .num_rows = setup_.config.intermediate_dim,
+                  .num_columns = task.num_columns,
+                  .row_stride = experts.w13_row_stride},
+                 workspace.tile, workspace);
   round_tile(workspace.tile, task.num_rows, task.num_columns,
              route_grad_.row(task.first_row) + task.first_column, route_grad_.width);
 }

@@ -5,6 +5,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "core/check.hpp"
 #include "core/log.hpp"
@@ -27,6 +28,10 @@ constexpr std::size_t kCachedProductsWithTails = 64;
 // shape: 15 KB and 25 us each, with a sum 43 KB and 85 us (or 22 KB and 180 us where a row of b is
 // a whole row of the matrix). So few are kept: those of the experts at work.
 constexpr std::size_t kCachedProductsByDepth = 64;
+
+// NOTE: of a product of packed columns code is generated for every number of rows, 100 us each, and
+// a training step has as many of them as of its forward's products.
+constexpr std::size_t kCachedPackedProducts = 256;
 
 bool is_by_depth(const ProductShape& shape) { return shape.a_is_by_depth || shape.b_is_by_depth; }
 
@@ -59,16 +64,30 @@ Operands operands(const ProductShape& shape) {
   return {
       memory::desc({shape.a_rows, shape.depth}, shape.type,
                    strides(!shape.a_is_by_depth, shape.a_stride)),
-      memory::desc({shape.depth, shape.b_rows}, shape.type,
-                   strides(shape.b_is_by_depth, shape.b_stride)),
+      shape.b_is_packed
+          ? memory::desc({shape.depth, shape.b_rows}, shape.type, memory::format_tag::any)
+          : memory::desc({shape.depth, shape.b_rows}, shape.type,
+                         strides(shape.b_is_by_depth, shape.b_stride)),
       memory::desc({shape.a_rows, shape.b_rows}, memory::data_type::f32, {shape.out_stride, 1})};
 }
 
 /// What the threads share.
 struct DescribedProduct {
   dnnl::matmul product;
+  memory::desc b;  ///< as the library takes it
   memory::desc scratch;
 };
+
+/// Columns of a block where the library's own order is that of pack_columns(), else 0.
+std::int64_t block_columns_of(const ProductShape& shape, const memory::desc& b) {
+  using Tag = memory::format_tag;
+  for (const auto& [columns, tag] :
+       {std::pair(16, Tag::BA16a16b2a), std::pair(32, Tag::BA16a32b2a),
+        std::pair(48, Tag::BA16a48b2a), std::pair(64, Tag::BA16a64b2a)}) {
+    if (b == memory::desc({shape.depth, shape.b_rows}, shape.type, tag)) return columns;
+  }
+  return 0;
+}
 
 DescribedProduct describe(const ProductShape& shape) {
   const auto [a, b, out] = operands(shape);
@@ -84,7 +103,7 @@ DescribedProduct describe(const ProductShape& shape) {
 #else
   const dnnl::matmul::primitive_desc desc(dnnl::matmul::desc(a, b, out), attributes, engine());
 #endif
-  return {dnnl::matmul(desc), desc.scratchpad_desc()};
+  return {dnnl::matmul(desc), desc.weights_desc(), desc.scratchpad_desc()};
 }
 
 /// The products that were used last, of all threads.
@@ -126,6 +145,8 @@ class ProductCache {
 DescribedProduct find_product(const ProductShape& shape) {
   static ProductCache cache(kCachedProducts);
   static ProductCache cache_by_depth(kCachedProductsByDepth);
+  static ProductCache cache_packed(kCachedPackedProducts);
+  if (shape.b_is_packed) return cache_packed.find(shape);
   return is_by_depth(shape) ? cache_by_depth.find(shape) : cache.find(shape);
 }
 
@@ -133,12 +154,13 @@ DescribedProduct find_product(const ProductShape& shape) {
 
 LibraryProduct::LibraryProduct(const ProductShape& shape) : shape_(shape) {
   DescribedProduct described = find_product(shape);
-  const auto [a, b, out] = operands(shape);
+  const Operands described_as = operands(shape);
+  if (shape.b_is_packed) block_columns_ = block_columns_of(shape, described.b);
   product_ = std::move(described.product);
   scratch_desc_ = described.scratch;
-  a_ = memory(a, engine(), DNNL_MEMORY_NONE);
-  b_ = memory(b, engine(), DNNL_MEMORY_NONE);
-  out_ = memory(out, engine(), DNNL_MEMORY_NONE);
+  a_ = memory(described_as.a, engine(), DNNL_MEMORY_NONE);
+  b_ = memory(described.b, engine(), DNNL_MEMORY_NONE);
+  out_ = memory(described_as.out, engine(), DNNL_MEMORY_NONE);
   if (fits_scratch()) scratch_ = memory(scratch_desc_, engine(), DNNL_MEMORY_NONE);
 }
 

@@ -11,7 +11,8 @@ namespace distmoe::cpu {
 
 /// out[i * out_stride + j] = sum_k a[i * a_stride + k] * b[j * b_stride + k], i < a_rows,
 /// j < b_rows, k < depth; strides in elements, out in FP32. An operand that is by depth has its
-/// element at [k * stride + i or j]. With `accumulates` the sum is added to out.
+/// element at [k * stride + i or j]; one that is packed lies as pack_columns() puts it. With
+/// `accumulates` the sum is added to out.
 struct ProductShape {
   dnnl::memory::data_type type = dnnl::memory::data_type::undef;  ///< of a and b
   std::int64_t a_rows = 0;
@@ -22,6 +23,7 @@ struct ProductShape {
   std::int64_t out_stride = 0;
   bool a_is_by_depth = false;
   bool b_is_by_depth = false;
+  bool b_is_packed = false;
   bool accumulates = false;
   auto operator<=>(const ProductShape&) const = default;
 };
@@ -33,6 +35,9 @@ class LibraryProduct {
   explicit LibraryProduct(const ProductShape& shape);
 
   const ProductShape& shape() const { return shape_; }
+  /// Columns in a block of a b that is packed; 0 where the library does not take this product so,
+  /// which must not be run then.
+  std::int64_t block_columns() const { return block_columns_; }
   /// Computes on the calling thread, with `scratch` of kCpuLibraryScratchBytes or, where the
   /// library wants more, with a temporary one.
   void run(const void* a, const void* b, float* out, void* scratch);
@@ -41,6 +46,7 @@ class LibraryProduct {
   bool fits_scratch() const;
 
   ProductShape shape_;
+  std::int64_t block_columns_ = 0;
   dnnl::memory::desc scratch_desc_;
   dnnl::matmul product_;
   dnnl::memory a_;

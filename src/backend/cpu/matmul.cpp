@@ -86,6 +86,25 @@ StridedOperand dense_rows(const MatrixView& weights, std::int64_t depth,
   return {copy, weights.num_rows, depth, depth};
 }
 
+// NOTE: the library reads the weights while it packs them, from few places at a time, and waits for
+// memory: with weights that are read first in four streams a product of 128 rows x 256 columns x
+// depth 768 ran at 401 instead of 370 GFLOP/s, of depth 2048 at 409 instead of 404 (oneDNN 2.6.3,
+// two cores of Zen 4, weights in memory).
+/// Brings rows of `num_columns` elements into the cache, before a product waits for them.
+void read_ahead(const MatrixView& matrix, std::int64_t num_columns) {
+  constexpr std::int64_t kStreams = 4;
+  constexpr std::int64_t kLine = 64 / sizeof(BF16);
+  const std::int64_t rows_per_stream = ceil_div(matrix.num_rows, kStreams);
+  for (std::int64_t row = 0; row < rows_per_stream; ++row) {
+    for (std::int64_t column = 0; column < num_columns; column += kLine) {
+      for (std::int64_t m = row; m < matrix.num_rows; m += rows_per_stream) {
+        const BF16* line = matrix.data + m * matrix.row_stride + column;
+        static_cast<void>(*reinterpret_cast<const volatile unsigned char*>(line));
+      }
+    }
+  }
+}
+
 void multiply_bf16(const MatrixView& rows, const MatrixView& weights, std::int64_t depth,
                    float* tile, const Workspace& workspace) {
   const StridedOperand x{rows.data, rows.num_rows, depth, rows.row_stride};
@@ -180,24 +199,6 @@ std::string describe_matmul() {
                 instruction_set(), ")");
 }
 
-// NOTE: the library reads the weights while it packs them, from few places at a time, and waits for
-// memory: with weights that are read first in four streams a product of 128 rows x 256 columns x
-// depth 768 ran at 401 instead of 370 GFLOP/s, of depth 2048 at 409 instead of 404 (oneDNN 2.6.3,
-// two cores of Zen 4, weights in memory).
-void read_ahead(const MatrixView& matrix, std::int64_t num_columns) {
-  constexpr std::int64_t kStreams = 4;
-  constexpr std::int64_t kLine = 64 / sizeof(BF16);
-  const std::int64_t rows_per_stream = ceil_div(matrix.num_rows, kStreams);
-  for (std::int64_t row = 0; row < rows_per_stream; ++row) {
-    for (std::int64_t column = 0; column < num_columns; column += kLine) {
-      for (std::int64_t m = row; m < matrix.num_rows; m += rows_per_stream) {
-        const BF16* line = matrix.data + m * matrix.row_stride + column;
-        static_cast<void>(*reinterpret_cast<const volatile unsigned char*>(line));
-      }
-    }
-  }
-}
-
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
               const Workspace& workspace) {
   with_library(rows.num_rows, weights.num_rows, depth, [&] {
@@ -215,6 +216,33 @@ void multiply_operands(const StridedOperand& a, const StridedOperand& b, float* 
       matmul_kind() == MatmulKind::kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
   with_library(a.num_outer, b.num_outer, a.depth,
                [&] { run_product(type, a, b, out, out_stride, accumulates, workspace); });
+}
+
+void multiply_packed(const BF16* a, std::int64_t num_rows, std::int64_t a_stride,
+                     const DepthRows& b, float* out, const Workspace& workspace) {
+  auto* copy = reinterpret_cast<BF16*>(workspace.widened_rows);
+  ProductShape shape{.type = memory::data_type::bf16,
+                     .a_rows = num_rows,
+                     .b_rows = b.num_columns,
+                     .depth = b.depth(),
+                     .a_stride = a_stride,
+                     .out_stride = b.num_columns,
+                     .b_is_packed = true};
+  with_library(num_rows, b.num_columns, b.depth(), [&] {
+    const std::int64_t block = product_of(shape).block_columns();
+    if (block > 0 && ceil_div(b.num_columns, block) * block <= kCpuPackedColumns) {
+      pack_columns(b, block, copy);
+    } else {
+      // Without gaps: for rows with some the library may take another product.
+      for (std::int64_t k = 0; k < b.depth(); ++k) {
+        std::copy_n(b.row(k), b.num_columns, copy + k * b.num_columns);
+      }
+      shape.b_is_packed = false;
+      shape.b_is_by_depth = true;
+      shape.b_stride = b.num_columns;
+    }
+    product_of(shape).run(a, copy, out, workspace.library_scratch);
+  });
 }
 
 }  // namespace distmoe::cpu

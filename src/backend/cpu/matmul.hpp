@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backend/cpu/packed_columns.hpp"
 #include "formats/bf16.hpp"
 #include "layout/cpu_workspace.hpp"
 
@@ -46,9 +47,6 @@ std::string describe_matmul();
 void multiply(const MatrixView& rows, const MatrixView& weights, std::int64_t depth, float* tile,
               const Workspace& workspace);
 
-/// Brings rows of `num_columns` elements into the cache, before a product waits for them.
-void read_ahead(const MatrixView& matrix, std::int64_t num_columns);
-
 /// An operand in the library's own type, BF16 or FP32 as matmul_kind() says: `num_outer` rows (of
 /// a) or columns (of b) of the result by `depth`. Element (outer, k) is data[outer * stride + k],
 /// or data[k * stride + outer] where it lies by depth.
@@ -65,5 +63,11 @@ struct StridedOperand {
 /// both are without gaps.
 void multiply_operands(const StridedOperand& a, const StridedOperand& b, float* out,
                        std::int64_t out_stride, bool accumulates, const Workspace& workspace);
+
+/// The same of BF16, in a processor that multiplies it, with a(m, k) = a[m * a_stride + k], and
+/// b(n, k) = the columns of `b`, at most kCpuPackedColumns: out[m * b.num_columns + n]. They are
+/// packed first, so that the bits do not depend on the stride of b either.
+void multiply_packed(const BF16* a, std::int64_t num_rows, std::int64_t a_stride,
+                     const DepthRows& b, float* out, const Workspace& workspace);
 
 }  // namespace distmoe::cpu

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: the products of a backward are those of a plain loop within the rounding of FP32 sums,
+// write their tile alone, and have the same bits for every stride of the weights.
+#include "backend/cpu/grad_matmul.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "conformance/moe_problem.hpp"
+
+namespace distmoe::cpu {
+namespace {
+
+constexpr std::size_t kSpare = 8;
+
+std::vector<BF16> random_rows(std::int64_t count, std::int64_t width, std::int64_t stride,
+                              std::uint64_t seed) {
+  std::vector<BF16> rows(static_cast<std::size_t>(count * stride), BF16{0x7FC0});
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (std::int64_t j = 0; j < width; ++j) {
+      rows[static_cast<std::size_t>(i * stride + j)] =
+          to_bf16(conformance::uniform(seed, static_cast<std::uint64_t>(i * width + j)));
+    }
+  }
+  return rows;
+}
+
+/// Workspace of a context of such widths.
+class OwnWorkspace {
+ public:
+  explicit OwnWorkspace(std::int64_t width)
+      : layout_(config_of(width)), bytes_(static_cast<std::size_t>(layout_.bytes) + 128) {}
+  Workspace parts() {
+    void* base = bytes_.data();
+    std::size_t space = bytes_.size();
+    std::align(128, static_cast<std::size_t>(layout_.bytes), base, space);
+    return {static_cast<std::byte*>(base), layout_};
+  }
+
+ private:
+  static Config config_of(std::int64_t width) {
+    Config config;
+    config.hidden_dim = config.intermediate_dim = width;
+    return config;
+  }
+  CpuWorkspaceLayout layout_;
+  std::vector<std::byte> bytes_;
+};
+
+struct DgradShape {
+  std::int64_t m, n, half_depth;
+  bool has_second;
+};
+
+std::vector<float> dgrad(const DgradShape& shape, std::int64_t gap) {
+  const std::int64_t depth = shape.half_depth * (shape.has_second ? 2 : 1);
+  const std::int64_t stride = shape.n + gap;
+  const std::vector<BF16> rows = random_rows(shape.m, depth, depth, 1);
+  const std::vector<BF16> first = random_rows(shape.half_depth, shape.n, stride, 2);
+  const std::vector<BF16> second = random_rows(shape.half_depth, shape.n, stride, 3);
+  OwnWorkspace workspace(std::max(shape.n, shape.half_depth));
+  std::vector<float> tile(static_cast<std::size_t>(shape.m * shape.n) + kSpare, std::nanf(""));
+  multiply_dgrad({rows.data(), shape.m, depth},
+                 {.first = first.data(),
+                  .second = shape.has_second ? second.data() : nullptr,
+                  .num_rows = shape.half_depth,
+                  .num_columns = shape.n,
+                  .row_stride = stride},
+                 tile.data(), workspace.parts());
+  for (std::int64_t m = 0; m < shape.m; ++m) {
+    for (std::int64_t n = 0; n < shape.n; ++n) {
+      double sum = 0;
+      double magnitude = 0;
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const std::vector<BF16>& matrix = k < shape.half_depth ? first : second;
+        const double term =
+            double{to_float(rows[static_cast<std::size_t>(m * depth + k)])} *
+            to_float(matrix[static_cast<std::size_t>(k % shape.half_depth * stride + n)]);
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      EXPECT_NEAR(tile[static_cast<std::size_t>(m * shape.n + n)], sum, magnitude * 0x1p-20)
+          << m << ", " << n;
+    }
+  }
+  for (std::size_t i = 0; i < kSpare; ++i) EXPECT_TRUE(std::isnan(tile[tile.size() - 1 - i]));
+  return tile;
+}
+
+TEST(Dgrad, IsThatOfAPlainLoopWithTheSameBitsForEveryStrideOfTheWeights) {
+  for (const DgradShape& shape :
+       {DgradShape{1, 1, 1, true}, DgradShape{2, 3, 5, false}, DgradShape{5, 10, 6, true},
+        DgradShape{64, 64, 64, false}, DgradShape{7, 250, 250, true}, DgradShape{33, 47, 101, true},
+        DgradShape{130, 256, 96, true}, DgradShape{17, 200, 320, false}}) {
+    SCOPED_TRACE(testing::Message() << shape.m << " x " << shape.n << " x " << shape.half_depth);
+    const std::vector<float> dense = dgrad(shape, 0);
+    const std::vector<float> strided = dgrad(shape, 5);
+    const std::size_t bytes = (dense.size() - kSpare) * sizeof(float);
+    EXPECT_EQ(std::memcmp(dense.data(), strided.data(), bytes), 0);
+  }
+}
+
+TEST(Wgrad, IsThatOfAPlainLoop) {
+  for (const auto& [m, n, num_rows] : {std::tuple(1, 1, 1), std::tuple(3, 5, 2),
+                                       std::tuple(64, 48, 33), std::tuple(200, 130, 300)}) {
+    const std::vector<BF16> a = random_rows(num_rows, m, m + 3, 4);
+    const std::vector<BF16> b = random_rows(num_rows, n, n + 1, 5);
+    OwnWorkspace workspace(std::max(m, n));
+    std::vector<float> tile(static_cast<std::size_t>(m * n) + kSpare, std::nanf(""));
+    multiply_wgrad({a.data(), m, m + 3}, {b.data(), n, n + 1}, num_rows, tile.data(),
+                   workspace.parts());
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        double sum = 0;
+        double magnitude = 0;
+        for (std::int64_t row = 0; row < num_rows; ++row) {
+          const double term = double{to_float(a[static_cast<std::size_t>(row * (m + 3) + i)])} *
+                              to_float(b[static_cast<std::size_t>(row * (n + 1) + j)]);
+          sum += term;
+          magnitude += std::abs(term);
+        }
+        EXPECT_NEAR(tile[static_cast<std::size_t>(i * n + j)], sum, magnitude * 0x1p-20);
+      }
+    }
+    EXPECT_TRUE(std::isnan(tile.back()));
+  }
+}
+
+}  // namespace
+}  // namespace distmoe::cpu
