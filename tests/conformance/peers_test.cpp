@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "conformance/hooked_communicator.hpp"
+#include "conformance/moe_gradients.hpp"
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
 #include "conformance/moe_runner.hpp"
@@ -208,6 +209,38 @@ TEST_P(Peers, AMissingCallIsReportedWithinTheTimeout) {
     expect_error(call_outcome(context, third), ErrorCode::kClosed, {rank_name(missing)});
     context.close();
     expect_error(call_outcome(context, third), ErrorCode::kClosed, {"closed"});
+  });
+}
+
+// reports: A06
+TEST_P(Peers, AMissingBackwardIsReportedWithinTheTimeout) {
+  Layer layer(GetParam());
+  layer.config.inference = false;
+  layer.config.activation_policy = ActivationPolicy::kLean;  // for every combine
+  const int missing = 0;
+  std::atomic<int> num_reported{0};
+  run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
+    Context context = make_context(layer.config, GetParam(), communicator);
+    const RankCall call = layer.pack(communicator->rank());
+    SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+    if (communicator->rank() == missing) {
+      while (num_reported < GetParam().ranks - 1) std::this_thread::sleep_for(milliseconds(10));
+      return;
+    }
+    const BackwardForm form{.policy = ActivationPolicy::kLean};
+    const RankGradients gradients(layer.problem, make_dy(layer.problem, 91), form, layer.counts,
+                                  communicator->rank());
+    const auto backward = [&] {
+      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                              gradients.destinations());
+    };
+    const Outcome outcome = outcome_of(backward);
+    ++num_reported;
+    expect_error(outcome, ErrorCode::kPeerLost, {rank_name(missing) + " did not arrive"});
+    EXPECT_GT(outcome.seconds, 1.5);
+    EXPECT_LT(outcome.seconds, 4.0);
+    EXPECT_TRUE(gradients.is_untouched());
+    expect_error(outcome_of(backward), ErrorCode::kClosed, {rank_name(missing)});
   });
 }
 
