@@ -220,6 +220,30 @@ TEST_P(RunTrain, NoByteDependsOnRanksSlotsOrSchedules) {
   }
 }
 
+// What travels back in a forward is no part of its backward.
+TEST_P(RunTrain, LeanGradientsDoNotDependOnTheCombine) {
+  const MoeProblem problem = problem_of(checkpoint_, 0);
+  const GradientFile per_route = train({"--activation-policy", "lean"});
+  const GradientOracle oracle =
+      gradient_oracle(problem, per_route.rows("dy"), Rounding::kContract, true);
+  auto expected = per_route.bytes();
+  expected.erase("y");
+  for (const Words& more :
+       {Words{}, Words{"--ranks", "3", "--slot-factor", "3"},
+        Words{"--ranks", "4", "--microbatches", "2", "--layers-per-slot", "2"}}) {
+    Words words{"--combine", "per_rank", "--activation-policy", "lean"};
+    words.insert(words.end(), more.begin(), more.end());
+    const GradientFile per_rank = train(words);
+    EXPECT_LE(conformance::relative_error(per_rank.values("y"), oracle.y), kContract);
+    auto actual = per_rank.bytes();
+    actual.erase("y");
+    EXPECT_TRUE(actual == expected) << testing::PrintToString(words);
+  }
+  const CommandResult full = run(checkpoint_, {"--layer", "0", "--train", "--combine", "per_rank"});
+  EXPECT_EQ(full.exit_code, 3);
+  EXPECT_NE(full.error.find("unsupported"), std::string::npos) << full.error;
+}
+
 TEST_P(RunTrain, UnderMpiToo) {
   if (!mpi_problem().empty()) GTEST_SKIP() << mpi_problem();
   const auto expected = train({}).bytes();
