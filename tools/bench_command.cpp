@@ -21,8 +21,9 @@ class BenchCommand final : public Subcommand {
   void add_options(CLI::App& app) override { add_bench_options(app, options_); }
 
   ExitCode execute() override {
-    DISTMOE_CHECK(options_.mode != BenchMode::kTrain, kUnsupported,
-                  "--mode train: this command times no backward; bench_backward does, on the CPU");
+    DISTMOE_CHECK(options_.mode == BenchMode::kTrain || options_.first_of_training.empty(),
+                  kInvalidArgument, options_.first_of_training,
+                  " is an option of training: it needs --mode train");
     DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
                   "--graph captures CUDA graphs: it needs --backend cuda");
     DISTMOE_CHECK(!options_.num_sms || options_.backend == BackendKind::kCuda, kInvalidArgument,

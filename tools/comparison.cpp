@@ -35,11 +35,11 @@ double load_element(const TensorView& view, std::int64_t index) {
 
 void ComparisonSums::add(const TensorView& y, const TensorView& reference) {
   const bool same_shape = y.rank == reference.rank && y.shape == reference.shape;
-  DISTMOE_CHECK(same_shape && y.dtype == DType::kBF16, kInvalidArgument, "the reference is ",
-                reference.describe(), ", but the output is ", y.describe());
+  DISTMOE_CHECK(same_shape && (y.dtype == DType::kBF16 || y.dtype == DType::kF32), kInvalidArgument,
+                "the reference is ", reference.describe(), ", but the output is ", y.describe());
   const std::int64_t count = y.num_elements();
   for (std::int64_t index = 0; index < count; ++index) {
-    add_element(to_float(load<BF16>(y.data, index)), load_element(reference, index));
+    add_element(load_element(y, index), load_element(reference, index));
   }
 }
 

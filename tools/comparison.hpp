@@ -23,8 +23,8 @@ struct Comparison {
 
 class ComparisonSums {
  public:
-  /// Adds all elements of `y` (BF16) and `reference` (F32, F64 or BF16), both contiguous and of the
-  /// same shape. Where one of the two is NaN or infinite and the other is not, the result is
+  /// Adds all elements of `y` (BF16 or F32) and `reference` (F32, F64 or BF16), both contiguous and
+  /// of the same shape. Where one of the two is NaN or infinite and the other is not, the result is
   /// infinitely far; where both are not finite, the element is left out.
   void add(const TensorView& y, const TensorView& reference);
   void merge(const ComparisonSums& other);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "distmoe/error.hpp"
+#include "distmoe/memory_plan.hpp"
 #include "plan/capacity_rows.hpp"
 
 namespace distmoe::tools {
@@ -47,6 +48,26 @@ TEST(BenchCase, PlansExactlyTheRowsOfItsFullestRank) {
   EXPECT_GT(row.traffic.rows, 50 * 2);
   EXPECT_EQ(capacity_rows(row.config, 3, row.config.device_scratch_capacity_factor),
             row.traffic.rows);
+}
+
+TEST(BenchCase, OfTrainingSavesEverythingOrInputsAlone) {
+  BenchOptions options;
+  options.routing = RoutingKind::kZipf;
+  const BenchCase forward = case_of_rank(options, 0);
+  EXPECT_TRUE(forward.config.inference);
+  options.mode = BenchMode::kTrain;
+  options.activation_policy = ActivationPolicy::kLean;
+  const BenchCase row = case_of_rank(options, 0);
+  EXPECT_FALSE(row.config.inference);
+  EXPECT_EQ(row.config.activation_policy, ActivationPolicy::kLean);
+  const MemoryPlan plan = plan_memory(row.config, 3);
+  EXPECT_EQ(plan.slot_bytes, plan.max_useful_slot_bytes);
+  EXPECT_EQ(row.traffic.flops, 3 * forward.traffic.flops);
+  EXPECT_EQ(row.traffic.rows, forward.traffic.rows);
+  options.recompute = true;
+  const MemoryPlan least = plan_memory(case_of_rank(options, 0).config, 3);
+  EXPECT_EQ(least.slot_bytes, least.minimum_slot_bytes);
+  EXPECT_LT(least.slot_bytes, plan.slot_bytes);
 }
 
 TEST(BenchCase, HasSetsOfTwiceTheCacheButNoMoreThanLaps) {

@@ -3,6 +3,7 @@
 // it timed, prints one JSON object a row or a table, and exits with 2 or 3 and a reason otherwise.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <sstream>
 
@@ -81,6 +82,30 @@ TEST_F(BenchCommand, TimesStepsAlone) {
   }
 }
 
+TEST_F(BenchCommand, TimesForwardAndBackward) {
+  for (const Words& more :
+       {Words{}, Words{"--recompute"}, Words{"--activation-policy", "lean"},
+        Words{"--activation-policy", "lean", "--combine", "per_rank", "--recompute"}}) {
+    Words words{"--shape", "64,32,8,2", "--tokens", "9",     "40",
+                "--ranks", "3",         "--mode",   "train", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto rows = rows_of(bench(words));
+    ASSERT_EQ(rows.size(), 2u);
+    for (const auto& row : rows) {
+      EXPECT_EQ(row["mode"], "train");
+      EXPECT_EQ(row["recompute"], std::ranges::find(more, "--recompute") != more.end());
+      for (const char* key :
+           {"median_us", "tflops", "floor_us", "bound_us", "forward_us", "backward_us", "rel_l2"}) {
+        ASSERT_TRUE(row[key].is_number()) << key << ": " << row;
+        EXPECT_GT(row[key], 0.0) << key;
+      }
+      EXPECT_LT(row["forward_us"], row["median_us"]);
+      EXPECT_LT(row["rel_l2"], 8e-3);
+      EXPECT_EQ(row["repeat_bitwise_equal"], true);
+    }
+  }
+}
+
 TEST_F(BenchCommand, RoutesAsAFileDoes) {
   // All tokens of both ranks name expert 3, and one route is disabled.
   SampleInput(5, 2, 64, {3, -1, 3, 1, 3, 2, 3, 0, 3, 1}).write(file("routed"));
@@ -125,10 +150,13 @@ TEST_F(BenchCommand, WrongArgumentsExitWith2) {
   expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "4", "--sms", "8"}, "--backend cuda");
   expect_refused(3, {"--shape", "64,32,8,2", "--tokens", "4", "--mode", "exchange"},
                  "CUDA backend");
+  expect_refused(2, {"--shape", "64,32,8,2", "--tokens", "4", "--recompute"}, "--mode train");
 }
 
 TEST_F(BenchCommand, WhatCannotRunHereIsUnsupported) {
-  expect_refused(3, {"--shape", "64,32,8,2", "--tokens", "4", "--mode", "train"}, "unsupported");
+  expect_refused(
+      3, {"--shape", "64,32,8,2", "--tokens", "4", "--mode", "train", "--combine", "per_rank"},
+      "unsupported");
   expect_refused(3, {"--shape", "64,32,8,2", "--tokens", "4", "--backend", "cuda"},
                  "CUDA is not available");
 }

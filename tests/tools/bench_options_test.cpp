@@ -48,7 +48,9 @@ TEST(BenchOptions, HaveTheDocumentedDefaults) {
   EXPECT_EQ(options.rounds, 21);
   EXPECT_EQ(options.tolerance, 8e-3);
   EXPECT_EQ(options.timeout, std::chrono::seconds(300));
-  EXPECT_FALSE(options.graph || options.json);
+  EXPECT_FALSE(options.graph || options.json || options.recompute);
+  EXPECT_EQ(options.activation_policy, ActivationPolicy::kFull);
+  EXPECT_EQ(options.first_of_training, "");
 }
 
 TEST(BenchOptions, HoldWhatIsGiven) {
@@ -73,6 +75,12 @@ TEST(BenchOptions, HoldWhatIsGiven) {
   EXPECT_EQ(options.timeout, std::chrono::seconds(2));
   EXPECT_TRUE(options.graph && options.json);
   EXPECT_EQ(options_of({"--routing", "zipf"}).routing, RoutingKind::kZipf);
+  const BenchOptions training =
+      options_of({"--mode", "train", "--recompute", "--activation-policy", "lean"});
+  EXPECT_EQ(training.mode, BenchMode::kTrain);
+  EXPECT_TRUE(training.recompute);
+  EXPECT_EQ(training.activation_policy, ActivationPolicy::kLean);
+  EXPECT_NE(training.first_of_training, "");
 }
 
 TEST(BenchOptions, WrongWordsAreNamed) {
@@ -88,6 +96,7 @@ TEST(BenchOptions, WrongWordsAreNamed) {
   expect_refused({"--shape", "64,32,8,2", "--tokens", "0"}, "--tokens is '0'");
   expect_refused(good_and({"--mode", "fast"}), "forward or dispatch or gemm or combine or train");
   expect_refused(good_and({"--combine", "sum"}), "per_route or per_rank");
+  expect_refused(good_and({"--activation-policy", "none"}), "full or lean");
   expect_refused(good_and({"--routing", ""}), "--routing is empty");
   expect_refused(good_and({"--routing-layer", "-1"}), "--routing-layer is '-1'");
   expect_refused(good_and({"--rounds", "10001"}), "1..10000");
@@ -102,7 +111,8 @@ TEST(BenchOptions, HelpListsEveryOption) {
   const ParsedCommand parsed = parse_command_line({"bench", "--help"});
   for (const char* option :
        {"--shape", "--tokens", "--ranks", "--engine", "--backend", "--mode", "--graph", "--routing",
-        "--routing-layer", "--combine", "--rounds", "--tolerance", "--timeout", "--json"}) {
+        "--routing-layer", "--combine", "--activation-policy", "--recompute", "--rounds",
+        "--tolerance", "--timeout", "--json"}) {
     EXPECT_NE(parsed.output.find(option), std::string::npos) << option;
   }
   EXPECT_EQ(parsed.error, "");

@@ -20,6 +20,8 @@ BenchReport sample_report() {
           .mode = "forward",
           .routing = "uniform",
           .combine = "per_route",
+          .activation_policy = {},
+          .recompute = {},
           .graph = true,
           .rounds = 21,
           .tolerance = 8e-3,
@@ -32,6 +34,8 @@ BenchReport sample_report() {
                     .tflops = 600,
                     .bound_us = 180,
                     .floor_us = 150,
+                    .forward_us = {},
+                    .backward_us = {},
                     .rel_l2 = 0.003},
                    {.shape = "B",
                     .tokens = 65,
@@ -39,7 +43,29 @@ BenchReport sample_report() {
                     .tflops = {},
                     .bound_us = {},
                     .floor_us = {},
+                    .forward_us = {},
+                    .backward_us = {},
                     .rel_l2 = 0.004}}};
+}
+
+TEST(BenchReport, ATrainingStepHasItsParts) {
+  BenchReport report = sample_report();
+  report.mode = "train";
+  report.activation_policy = "lean";
+  report.recompute = true;
+  report.rows[0].forward_us = 60;
+  report.rows[0].backward_us = 135;
+  std::istringstream lines(json_of(report));
+  std::string line;
+  ASSERT_TRUE(std::getline(lines, line));
+  const auto row = nlohmann::ordered_json::parse(line);
+  EXPECT_EQ(row["activation_policy"], "lean");
+  EXPECT_EQ(row["recompute"], true);
+  EXPECT_EQ(row["forward_us"], 60);
+  EXPECT_EQ(row["backward_us"], 135);
+  const std::string text = text_of(report);
+  EXPECT_NE(text.find("forward 60.0, backward 135.0 us (2.25 x)"), std::string::npos) << text;
+  EXPECT_NE(text.find("per_route, lean, recompute)"), std::string::npos) << text;
 }
 
 TEST(BenchReport, JsonHasEveryDocumentedKeyInItsOrder) {
@@ -49,13 +75,36 @@ TEST(BenchReport, JsonHasEveryDocumentedKeyInItsOrder) {
   const auto row = nlohmann::ordered_json::parse(line);
   std::vector<std::string> keys;
   for (const auto& [key, value] : row.items()) keys.push_back(key);
-  const std::vector<std::string> expected = {
-      "shape",     "tokens",    "ranks",      "engine",   "backend",
-      "precision", "mode",      "graph",      "routing",  "combine",
-      "rounds",    "median_us", "p10_us",     "p90_us",   "unstable",
-      "tflops",    "floor_us",  "efficiency", "bound_us", "dense_tflops",
-      "copy_tb_s", "read_tb_s", "link_gb_s",  "rel_l2",   "repeat_bitwise_equal",
-      "machine"};
+  const std::vector<std::string> expected = {"shape",
+                                             "tokens",
+                                             "ranks",
+                                             "engine",
+                                             "backend",
+                                             "precision",
+                                             "mode",
+                                             "graph",
+                                             "routing",
+                                             "combine",
+                                             "activation_policy",
+                                             "recompute",
+                                             "rounds",
+                                             "median_us",
+                                             "p10_us",
+                                             "p90_us",
+                                             "unstable",
+                                             "tflops",
+                                             "floor_us",
+                                             "efficiency",
+                                             "bound_us",
+                                             "forward_us",
+                                             "backward_us",
+                                             "dense_tflops",
+                                             "copy_tb_s",
+                                             "read_tb_s",
+                                             "link_gb_s",
+                                             "rel_l2",
+                                             "repeat_bitwise_equal",
+                                             "machine"};
   EXPECT_EQ(keys, expected);
   EXPECT_EQ(row["shape"], "A");
   EXPECT_EQ(row["tokens"], 64);

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace distmoe::tools {
 namespace {
 
@@ -63,12 +65,43 @@ TEST(BenchSummary, StepsWithoutProductsHaveNoRate) {
   EXPECT_FALSE(dispatch.tflops || dispatch.floor_us || dispatch.efficiency());
 }
 
+TEST(BenchSummary, ATrainingStepHasTheMediansOfItsParts) {
+  const RowSamples samples{
+      .us = {70, 50, 40}, .bound = {2e-8}, .forward = {20, 15, 10}, .backward = {50, 36, 30}};
+  const BenchRow row =
+      summarize_row(sample_case(), BenchMode::kTrain, samples, {}, rates_of(kSamples), 1);
+  EXPECT_DOUBLE_EQ(row.forward_us.value(), 15);
+  EXPECT_DOUBLE_EQ(row.backward_us.value(), 36);
+  EXPECT_DOUBLE_EQ(row.tflops.value(), 80);
+  EXPECT_DOUBLE_EQ(row.floor_us.value(), 40);
+  const BenchRow forward =
+      summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 1);
+  EXPECT_FALSE(forward.forward_us || forward.backward_us);
+}
+
+TEST(BenchSummary, TheFarthestOfATrainingStepsResultsCounts) {
+  const auto distance = [](float value, double reference) {
+    ComparisonSums sums;
+    sums.add({static_cast<const void*>(&value), DType::kF32, {1}},
+             {static_cast<const void*>(&reference), DType::kF64, {1}});
+    return sums;
+  };
+  CallCheck check{.y = distance(1, 1.25), .grad_x = distance(1, 2), .grad_scores = distance(1, 1)};
+  EXPECT_DOUBLE_EQ(check.rel_l2(), 0.5);
+  CallCheck other;
+  other.grad_scores = distance(1, 4);
+  other.is_equal = false;
+  check.merge(other);
+  EXPECT_DOUBLE_EQ(check.rel_l2(), 3 / std::sqrt(17.0));
+  EXPECT_FALSE(check.is_equal);
+}
+
 TEST(BenchSummary, TheCheckOfTheTimedCallReachesTheRow) {
   CallCheck check;
   const std::vector<std::uint16_t> y = {0x3F80};  // 1
   const std::vector<double> reference = {2.0};
-  check.sums.add({static_cast<const void*>(y.data()), DType::kBF16, {1}},
-                 {static_cast<const void*>(reference.data()), DType::kF64, {1}});
+  check.y.add({static_cast<const void*>(y.data()), DType::kBF16, {1}},
+              {static_cast<const void*>(reference.data()), DType::kF64, {1}});
   check.is_equal = false;
   const BenchRow row =
       summarize_row(sample_case(), BenchMode::kForward, {{50}, {}}, check, rates_of(kSamples), 1);

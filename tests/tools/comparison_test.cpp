@@ -42,6 +42,15 @@ TEST(Comparison, EqualsTheFormulasOnAWorkedExample) {
   EXPECT_DOUBLE_EQ(result.max_abs, 2.0);
 }
 
+TEST(Comparison, TakesOutputsInFP32) {
+  const std::vector<float> y = {1.0001F, -2};
+  const std::vector<double> reference = {1, -2};
+  ComparisonSums sums;
+  sums.add(TensorView(y.data(), DType::kF32, {1, 2}),
+           TensorView(reference.data(), DType::kF64, {1, 2}));
+  EXPECT_DOUBLE_EQ(sums.result().max_abs, double{1.0001F} - 1);
+}
+
 TEST(Comparison, IsExactZeroForEqualVectorsEvenZeroOrEmptyOnes) {
   for (const std::vector<float>& vector : {std::vector<float>{3, -1}, {0, 0}, {}}) {
     const Comparison result = compare(vector, vector);

@@ -47,15 +47,28 @@ TEST(Traffic, ExpertsPerRankBelongToTheirRank) {
   EXPECT_EQ(count_traffic(shape, ranks, Combine::kPerRoute).link_bytes, 0.0);
 }
 
+TEST(Traffic, OfATrainingStepIsThatOfForwardAndBackward) {
+  const std::vector<RoutedTokens> ranks = {{{0, 2, 3, 0, 1, -1}, {}}, {{1, 2, 3, -1, -1, -1}, {}}};
+  const CallTraffic forward = count_traffic(kShape, ranks, Combine::kPerRoute);
+  const CallTraffic step = count_training_traffic(kShape, ranks, Combine::kPerRoute);
+  EXPECT_EQ(step.flops, 3 * forward.flops);
+  EXPECT_EQ(step.weight_bytes, 3 * 2 * kExpertBytes);
+  EXPECT_EQ(step.link_bytes, 2 * 3 * kD * 2);
+  EXPECT_EQ(step.rows, forward.rows);
+  // A backward returns a row for every route, whatever the combine.
+  EXPECT_EQ(count_training_traffic(kShape, ranks, Combine::kPerRank).link_bytes,
+            kD * 2 + kD * 4 + 3 * kD * 2);
+}
+
 TEST(Floor, IsTheLargestOfComputeWeightsAndLink) {
   CallTraffic traffic{
       .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};
   MachineRates rates{.flops = 100, .copied_bytes = 100, .read_bytes = 100, .link_bytes = 100};
-  EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 3e6);
+  EXPECT_DOUBLE_EQ(products_floor_us(traffic, rates).value(), 3e6);
   rates.link_bytes = 1000;
-  EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 2e6);
+  EXPECT_DOUBLE_EQ(products_floor_us(traffic, rates).value(), 2e6);
   rates.copied_bytes = 1000;
-  EXPECT_DOUBLE_EQ(forward_floor_us(traffic, rates).value(), 1e6);
+  EXPECT_DOUBLE_EQ(products_floor_us(traffic, rates).value(), 1e6);
   EXPECT_DOUBLE_EQ(combine_floor_us(traffic, rates).value(), 50e3);
 }
 
@@ -73,11 +86,11 @@ TEST(Floor, NeedsComputeAndMemoryRatesButNoLink) {
   const CallTraffic traffic{
       .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};
   EXPECT_DOUBLE_EQ(
-      forward_floor_us(traffic,
-                       {.flops = 100, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}})
+      products_floor_us(traffic,
+                        {.flops = 100, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}})
           .value(),
       2e6);
-  EXPECT_FALSE(forward_floor_us(
+  EXPECT_FALSE(products_floor_us(
       traffic, {.flops = {}, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}}));
   EXPECT_FALSE(combine_floor_us(traffic, {}));
 }

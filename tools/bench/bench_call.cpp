@@ -56,7 +56,7 @@ StepRange steps_of(BenchMode mode) {
 }
 
 bool times_whole_call(BenchMode mode) {
-  return mode == BenchMode::kForward || mode == BenchMode::kExchange;
+  return mode == BenchMode::kForward || mode == BenchMode::kExchange || mode == BenchMode::kTrain;
 }
 
 /// Some of [0, num_tokens), first and last among them.
@@ -97,7 +97,18 @@ double time_lap(BenchDevice& device, const std::function<void(bool)>& lap) {
   if (device.is_asynchronous()) lap(false);
   lap(true);
   device.wait();
-  return device.elapsed_us();
+  return device.elapsed_us(TimeMark::kBegin, TimeMark::kEnd);
+}
+
+void CallCheck::merge(const CallCheck& other) {
+  y.merge(other.y);
+  grad_x.merge(other.grad_x);
+  grad_scores.merge(other.grad_scores);
+  is_equal = is_equal && other.is_equal;
+}
+
+double CallCheck::rel_l2() const {
+  return std::max({y.result().rel_l2, grad_x.result().rel_l2, grad_scores.result().rel_l2});
 }
 
 void BenchCall::create_context(int device_ordinal) {
@@ -111,11 +122,7 @@ void BenchCall::place_tensors(const LayerValues& values, const BenchWeights& wei
   for (int set = 0; set < static_cast<int>(case_.sets.size()); ++set) add_set(set, weights);
   if (!options_.graph) return;
   for (TensorSet& set : sets_) {
-    set.graph = device_.capture([&](void* stream) {
-      const StepObserver marks =
-          times_whole_call(options_.mode) ? StepObserver() : marks_of(stream);
-      call(set, stream, marks ? &marks : nullptr);
-    });
+    set.graph = device_.capture([&](void* stream) { enqueue(set, stream, true); });
   }
 }
 
@@ -131,10 +138,42 @@ void BenchCall::add_set(int index, const BenchWeights& weights) {
                {place_values(device_, tokens.ids), DType::kI32, {t, k}, place},
                {place_values(device_, tokens.scores), DType::kF32, {t, k}, place}};
   set.weights = weights.copy(index % case_.num_weight_copies);
-  const auto y_bytes = static_cast<std::size_t>(t * d * kBF16Bytes);
-  set.y = {device_.allocate(y_bytes), DType::kBF16, {t, d}, place};
-  device_.set_bytes(set.y.data, 0xFF, y_bytes);  // NaN
+  set.y = place_output(DType::kBF16, {t, d});
+  if (is_training()) add_gradients(index, set);
   sets_.push_back(std::move(set));
+}
+
+TensorView BenchCall::place_output(DType dtype, std::initializer_list<std::int64_t> shape) {
+  const TensorView view(nullptr, dtype, shape, device_.place());
+  TensorView output = view;
+  output.data = device_.allocate(view.num_bytes());
+  device_.set_bytes(output.data, 0xFF, view.num_bytes());  // NaN
+  return output;
+}
+
+void BenchCall::add_gradients(int index, TensorSet& set) {
+  const std::int64_t t = case_.num_tokens;
+  const std::int64_t d = case_.config.hidden_dim;
+  const std::int64_t f = case_.config.intermediate_dim;
+  const std::int64_t local = context_->num_local_experts();
+  const std::int64_t first = case_.first_token(index, group_.rank(), group_.size()) * d;
+  if (std::ssize(weight_gradients_) < case_.num_weight_copies) {
+    weight_gradients_.emplace_back(place_output(DType::kBF16, {local, 2 * f, d}),
+                                   place_output(DType::kBF16, {local, d, f}));
+  }
+  const auto& [grad_w13, grad_w2] =
+      weight_gradients_[static_cast<std::size_t>(index % case_.num_weight_copies)];
+  set.dy = {place_noise(device_, values_->dy, first, t * d), DType::kBF16, {t, d}, device_.place()};
+  set.gradients = {.grad_x_TD = place_output(DType::kBF16, {t, d}),
+                   .grad_scores_TK = place_output(DType::kF32, {t, case_.config.top_k}),
+                   .grad_w13_L2FD = {.tensor = grad_w13},
+                   .grad_w2_LDF = {.tensor = grad_w2}};
+}
+
+std::vector<TensorView> BenchCall::TensorSet::outputs() const {
+  if (!dy.is_given()) return {y};
+  return {y, gradients.grad_x_TD, gradients.grad_scores_TK, gradients.grad_w13_L2FD.tensor,
+          gradients.grad_w2_LDF.tensor};
 }
 
 void BenchCall::call(const TensorSet& set, void* stream, const StepObserver* observer) {
@@ -153,17 +192,33 @@ StepObserver BenchCall::marks_of(void* stream) const {
   };
 }
 
+void BenchCall::train(const TensorSet& set, void* stream) {
+  SavedForward saved =
+      saving_routed_experts(*context_, set.input, set.weights, set.y, {.stream = stream});
+  device_.mark(TimeMark::kMiddle, stream);
+  routed_experts_backward(*context_, std::move(saved), set.dy, set.weights, set.gradients,
+                          {.stream = stream});
+}
+
+void BenchCall::enqueue(const TensorSet& set, void* stream, bool marks_steps) {
+  if (is_training()) {
+    train(set, stream);
+  } else if (marks_steps && !times_whole_call(options_.mode)) {
+    const StepObserver marks = marks_of(stream);
+    call(set, stream, &marks);
+  } else {
+    call(set, stream, nullptr);
+  }
+}
+
 void BenchCall::run_lap(TensorSet& set, bool is_timed) {
   void* stream = device_.stream();
   const bool is_whole = times_whole_call(options_.mode);
   if (is_timed && is_whole) device_.mark(TimeMark::kBegin, stream);
   if (set.graph) {
     set.graph->enqueue();
-  } else if (is_timed && !is_whole) {
-    const StepObserver marks = marks_of(stream);
-    call(set, stream, &marks);
   } else {
-    call(set, stream, nullptr);
+    enqueue(set, stream, is_timed);
   }
   if (is_timed && is_whole) device_.mark(TimeMark::kEnd, stream);
 }
@@ -177,10 +232,19 @@ double BenchCall::time() {
   return us;
 }
 
-std::vector<std::byte> BenchCall::output_of(const TensorSet& set) const {
-  std::vector<std::byte> bytes(set.y.num_bytes());
-  device_.copy(bytes.data(), set.y.data, bytes.size());
-  return bytes;
+/// Of everything that a call writes, piece by piece.
+std::vector<Digest> BenchCall::digests_of(const TensorSet& set) const {
+  constexpr std::size_t kPiece = std::size_t{16} << 20;
+  std::vector<std::byte> piece;
+  std::vector<Digest> digests;
+  for (const TensorView& output : set.outputs()) {
+    for (std::size_t done = 0; done < output.num_bytes(); done += kPiece) {
+      piece.resize(std::min(kPiece, output.num_bytes() - done));
+      device_.copy(piece.data(), static_cast<const std::byte*>(output.data) + done, piece.size());
+      digests.push_back(digest_of(piece));
+    }
+  }
+  return digests;
 }
 
 CallCheck BenchCall::check() {
@@ -188,41 +252,61 @@ CallCheck BenchCall::check() {
   CallCheck result;
   // A rank that shares the device must not copy while a peer's call waits for this rank.
   group_.barrier();
-  const std::vector<std::byte> timed = output_of(set);
-  device_.set_bytes(set.y.data, 0xFF, timed.size());
+  const std::vector<Digest> timed = digests_of(set);
+  compare_samples(set, result);
+  for (const TensorView& output : set.outputs()) {
+    device_.set_bytes(output.data, 0xFF, output.num_bytes());
+  }
   group_.barrier();
-  call(set, device_.stream(), nullptr);
+  enqueue(set, device_.stream(), false);
   device_.wait();
   context_->check();
   group_.barrier();
-  result.is_equal = output_of(set) == timed;
-  compare_samples(timed, result.sums);
+  result.is_equal = digests_of(set) == timed;
   return result;
 }
 
-void BenchCall::compare_samples(std::span<const std::byte> y, ComparisonSums& sums) const {
+void BenchCall::compare_samples(const TensorSet& set, CallCheck& check) const {
   const auto index = static_cast<int>((num_laps_ - 1) % sets_.size());
   const RoutedTokens& routed = case_.sets[static_cast<std::size_t>(index)];
   const std::int64_t first = case_.first_token(index, group_.rank(), group_.size());
-  const std::int64_t d = case_.config.hidden_dim;
   const auto k = static_cast<std::size_t>(case_.config.top_k);
   const std::vector<std::int64_t> samples = sampled_tokens(case_.num_tokens);
-  std::vector<std::vector<double>> references(samples.size());
+  std::vector<TokenReference> references(samples.size());
   cpu::ThreadPool pool(static_cast<int>(
       std::min<std::int64_t>(std::ssize(samples), cores_of_this_process().num_cores)));
   pool.run(std::ssize(samples), [&](std::int64_t sample, int) {
     const std::int64_t token = samples[static_cast<std::size_t>(sample)];
     const std::size_t route = static_cast<std::size_t>(token) * k;
-    const auto reference = is_exchange(options_.mode) ? exchanged_row : reference_row;
-    references[static_cast<std::size_t>(sample)] =
-        reference(*values_, first + token, std::span(routed.ids).subspan(route, k),
-                  std::span(routed.scores).subspan(route, k));
+    const auto ids = std::span(routed.ids).subspan(route, k);
+    const auto scores = std::span(routed.scores).subspan(route, k);
+    TokenReference& reference = references[static_cast<std::size_t>(sample)];
+    if (is_training()) {
+      reference = reference_gradients(*values_, first + token, ids, scores);
+    } else {
+      const auto row_of = is_exchange(options_.mode) ? exchanged_row : reference_row;
+      reference.y = row_of(*values_, first + token, ids, scores);
+    }
   });
+  const auto compare = [&](const TensorView& output, std::int64_t token,
+                           const std::vector<double>& reference, ComparisonSums& sums) {
+    const auto width = std::ssize(reference);
+    const std::size_t row_bytes = static_cast<std::size_t>(width) * size_of(output.dtype);
+    std::vector<std::byte> row(row_bytes);
+    device_.copy(
+        row.data(),
+        static_cast<const std::byte*>(output.data) + static_cast<std::size_t>(token) * row_bytes,
+        row_bytes);
+    sums.add({static_cast<const void*>(row.data()), output.dtype, {1, width}},
+             {static_cast<const void*>(reference.data()), DType::kF64, {1, width}});
+  };
   for (std::size_t sample = 0; sample < samples.size(); ++sample) {
-    sums.add({static_cast<const void*>(y.data() + samples[sample] * d * kBF16Bytes),
-              DType::kBF16,
-              {1, d}},
-             {static_cast<const void*>(references[sample].data()), DType::kF64, {1, d}});
+    const TokenReference& reference = references[sample];
+    compare(set.y, samples[sample], reference.y, check.y);
+    if (!is_training()) continue;
+    compare(set.gradients.grad_x_TD, samples[sample], reference.grad_x, check.grad_x);
+    compare(set.gradients.grad_scores_TK, samples[sample], reference.grad_scores,
+            check.grad_scores);
   }
 }
 

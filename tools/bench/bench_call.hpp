@@ -4,16 +4,20 @@
 // of some or all steps of a call, and the check of what was timed.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "bench/bench_case.hpp"
 #include "bench/bench_device.hpp"
 #include "bench/layer_values.hpp"
 #include "comparison.hpp"
+#include "digest.hpp"
 #include "distmoe/context.hpp"
 #include "distmoe/routed_experts.hpp"
+#include "distmoe/routed_experts_backward.hpp"
 #include "rank_group.hpp"
 #include "runtime/forward.hpp"
 
@@ -34,9 +38,16 @@ class BenchWeights {
 /// microseconds.
 double time_lap(BenchDevice& device, const std::function<void(bool is_timed)>& lap);
 
+/// Of a timed call, sampled tokens of this rank.
 struct CallCheck {
-  ComparisonSums sums;   ///< sampled tokens of this rank
-  bool is_equal = true;  ///< the timed call and an untimed one, all tokens
+  ComparisonSums y;
+  ComparisonSums grad_x;
+  ComparisonSums grad_scores;
+  bool is_equal = true;  ///< the timed call and an untimed one, all that they wrote
+
+  void merge(const CallCheck& other);
+  /// The largest relative distance.
+  double rel_l2() const;
 };
 
 class BenchCall {
@@ -53,8 +64,11 @@ class BenchCall {
 
   /// Collective: one measurement, in microseconds. Sets take turns.
   double time();
+  /// The parts of the last measurement of a forward and its backward.
+  double forward_us() const { return device_.elapsed_us(TimeMark::kBegin, TimeMark::kMiddle); }
+  double backward_us() const { return device_.elapsed_us(TimeMark::kMiddle, TimeMark::kEnd); }
   /// Collective. What the last timed call left is compared with a plain computation of a few
-  /// tokens, and bit by bit with an untimed call on an output full of NaN.
+  /// tokens, and bit by bit with an untimed call on outputs full of NaN.
   CallCheck check();
 
  private:
@@ -62,14 +76,24 @@ class BenchCall {
     RoutedInput input;
     ExpertWeights weights;
     TensorView y;
+    TensorView dy;  ///< given where the call trains, like the gradients
+    RoutedGradients gradients;
     std::unique_ptr<Workload> graph;
+
+    std::vector<TensorView> outputs() const;
   };
   void add_set(int index, const BenchWeights& weights);
+  void add_gradients(int index, TensorSet& set);
+  void train(const TensorSet& set, void* stream);
   void call(const TensorSet& set, void* stream, const StepObserver* observer);
   StepObserver marks_of(void* stream) const;
   void run_lap(TensorSet& set, bool is_timed);
-  std::vector<std::byte> output_of(const TensorSet& set) const;
-  void compare_samples(std::span<const std::byte> y, ComparisonSums& sums) const;
+  bool is_training() const { return options_.mode == BenchMode::kTrain; }
+  /// One call, its inner marks set where `marks_steps`.
+  void enqueue(const TensorSet& set, void* stream, bool marks_steps);
+  TensorView place_output(DType dtype, std::initializer_list<std::int64_t> shape);
+  std::vector<Digest> digests_of(const TensorSet& set) const;
+  void compare_samples(const TensorSet& set, CallCheck& check) const;
 
   BenchDevice& device_;
   const BenchCase& case_;
@@ -78,6 +102,8 @@ class BenchCall {
   const LayerValues* values_ = nullptr;
   std::unique_ptr<Context> context_;
   std::vector<TensorSet> sets_;
+  std::vector<std::pair<TensorView, TensorView>>
+      weight_gradients_;  ///< W13's and W2's, a copy each
   std::size_t num_laps_ = 0;
 };
 

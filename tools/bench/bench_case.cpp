@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "distmoe/memory_plan.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -53,7 +54,8 @@ class CaseBuilder {
     config.max_moe_layers_per_activation_slot = 1;
     config.combine = setting.options.combine;
     config.num_sms = setting.options.num_sms;
-    config.inference = true;
+    config.inference = !is_training();
+    config.activation_policy = setting.options.activation_policy;
     config.timeout = setting.options.timeout;
     validate(config);
   }
@@ -66,7 +68,9 @@ class CaseBuilder {
       ranks.push_back(route(setting_, size, static_cast<int>(case_.sets.size()), rank));
       has_repeats_ = has_repeats_ || has_repeated_experts(ranks.back(), config.top_k);
     }
-    const CallTraffic traffic = count_traffic(case_.shape, ranks, config.combine);
+    const CallTraffic traffic = is_training()
+                                    ? count_training_traffic(case_.shape, ranks, config.combine)
+                                    : count_traffic(case_.shape, ranks, config.combine);
     for (const auto sum : kMeans) case_.traffic.*sum += traffic.*sum;
     case_.traffic.rows = std::max(case_.traffic.rows, traffic.rows);
     case_.sets.push_back(std::move(ranks[static_cast<std::size_t>(setting_.rank)]));
@@ -84,10 +88,16 @@ class CaseBuilder {
     for (const auto sum : kMeans) case_.traffic.*sum /= num_sets;
     case_.config.distinct_experts = !has_repeats_;
     case_.config.device_scratch_capacity_factor = capacity_factor(case_);
+    if (is_training() && !setting_.options.recompute) {
+      case_.config.activation_slot_bytes =
+          plan_memory(case_.config, setting_.num_ranks).max_useful_slot_bytes;
+    }
     return std::move(case_);
   }
 
  private:
+  bool is_training() const { return setting_.options.mode == BenchMode::kTrain; }
+
   const BenchSetting& setting_;
   BenchCase case_;
   bool has_repeats_ = false;

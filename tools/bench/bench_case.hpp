@@ -29,7 +29,8 @@ struct BenchCase {
   BenchShape shape;
   std::int64_t num_tokens = 0;
   Config config;
-  CallTraffic traffic;             ///< mean over the sets; rows: the largest
+  CallTraffic traffic;  ///< mean over the sets, of forward and backward if it trains; rows: the
+                        ///< largest
   std::vector<RoutedTokens> sets;  ///< this rank's tokens; calls take them in turn
   int num_weight_copies = 1;       ///< set i reads copy i % num_weight_copies
 

@@ -54,7 +54,9 @@ struct DenseLayer {
   const void* w2 = nullptr;   ///< BF16 [experts, D, F]
 };
 
-enum class TimeMark { kBegin, kEnd };
+/// In the order of a lap; kMiddle is set where it has two parts.
+enum class TimeMark { kBegin, kMiddle, kEnd };
+inline constexpr std::size_t kNumTimeMarks = 3;
 
 class BenchDevice {
  public:
@@ -80,8 +82,8 @@ class BenchDevice {
   virtual void mark(TimeMark point, void* on_stream) = 0;
   /// Returns when the stream is idle.
   virtual void wait() = 0;
-  /// Between the last two marks, in microseconds; after wait().
-  virtual double elapsed_us() const = 0;
+  /// Between the last marks of two points, in microseconds; after wait().
+  virtual double elapsed_us(TimeMark from, TimeMark to) const = 0;
   /// Whether the device runs behind the host: then the lap before a timed one hides what it costs
   /// to hand work over, and lets the ranks meet.
   virtual bool is_asynchronous() const = 0;

@@ -25,7 +25,9 @@ constexpr const char* kFooter =
     "experts.\n'each' stands for Mixtral-8x7B, DeepSeek-V3@32, Qwen3-235B-A22B, gpt-oss-120b,\n"
     "Qwen3-30B-A3B and OLMoE-1B-7B.\n\n"
     "Modes: forward = the whole call; dispatch = publishing and ordering the routes; gemm = both\n"
-    "products with the rows that travel inside them; combine = the weighted sum.\n"
+    "products with the rows that travel inside them; combine = the weighted sum; train = a "
+    "forward\n"
+    "that saves, and its backward with BF16 gradients of x, scores and weights.\n"
     "On CUDA also exchange = a call whose experts return their rows as they are;\n"
     "exchange-dispatch = the rows' way to the experts; exchange-combine = their way back and the\n"
     "weighted sum.\n\n"
@@ -88,6 +90,25 @@ void add_what_to_measure(CLI::App& app, BenchOptions& options) {
   });
 }
 
+void add_training_options(CLI::App& app, BenchOptions& options) {
+  const auto note = [&options](const char* name) {
+    if (options.first_of_training.empty()) options.first_of_training = name;
+  };
+  add(app, "--activation-policy", "full|lean", "What a saving forward keeps [full]",
+      [&options, note](const std::string& text) {
+        note("--activation-policy");
+        options.activation_policy = static_cast<ActivationPolicy>(
+            parse_name("--activation-policy", text, {"full", "lean"}));
+      });
+  app.add_flag_callback(
+      "--recompute",
+      [&options, note] {
+        note("--recompute");
+        options.recompute = true;
+      },
+      "Slots keep inputs alone: the backward computes its layer again");
+}
+
 void add_how_to_measure(CLI::App& app, BenchOptions& options) {
   add_count(app, "--ranks", "Expert-parallel ranks [1; under mpirun the launcher's]", kMaxRanks,
             [&options](std::int64_t value) { options.ranks = static_cast<int>(value); });
@@ -127,6 +148,7 @@ std::string BenchOptions::routing_text() const {
 void add_bench_options(CLI::App& app, BenchOptions& options) {
   app.footer(kFooter);
   add_what_to_measure(app, options);
+  add_training_options(app, options);
   add_how_to_measure(app, options);
   app.add_flag("--json", options.json, "Print one JSON object a row on stdout and nothing else");
 }

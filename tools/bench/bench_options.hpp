@@ -47,6 +47,9 @@ struct BenchOptions {
   BenchMode mode = BenchMode::kForward;
   Combine combine = Combine::kPerRoute;
   std::optional<std::int64_t> num_sms;  ///< Config::num_sms
+  ActivationPolicy activation_policy = ActivationPolicy::kFull;
+  bool recompute = false;         ///< slots have room for inputs alone
+  std::string first_of_training;  ///< the first given option of kTrain alone; empty: none
   bool graph = false;
   RoutingKind routing = RoutingKind::kUniform;
   std::filesystem::path routing_file;  ///< of kCaptured

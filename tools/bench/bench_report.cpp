@@ -29,6 +29,9 @@ Json json_of(const BenchReport& report, const BenchRow& row) {
       {"graph", report.graph},
       {"routing", report.routing},
       {"combine", report.combine},
+      {"activation_policy",
+       report.activation_policy ? Json(*report.activation_policy) : Json(nullptr)},
+      {"recompute", report.recompute ? Json(*report.recompute) : Json(nullptr)},
       {"rounds", report.rounds},
       {"median_us", row.us.median},
       {"p10_us", row.us.p10},
@@ -38,6 +41,8 @@ Json json_of(const BenchReport& report, const BenchRow& row) {
       {"floor_us", number_or_null(row.floor_us)},
       {"efficiency", number_or_null(row.efficiency())},
       {"bound_us", number_or_null(row.bound_us)},
+      {"forward_us", number_or_null(row.forward_us)},
+      {"backward_us", number_or_null(row.backward_us)},
       {"dense_tflops", number_or_null(report.ceilings.dense_tflops)},
       {"copy_tb_s", number_or_null(report.ceilings.copy_tb_s)},
       {"read_tb_s", number_or_null(report.ceilings.read_tb_s)},
@@ -69,7 +74,7 @@ constexpr Column kColumns[] = {{"tokens", 8},    {"median us", 12},  {"p10", 11}
                                {"floor us", 12}, {"efficiency", 11}, {"rel L2", 10}};
 
 void add_line(std::ostringstream& text, const std::string& shape,
-              const std::vector<std::string>& cells, const char* remark) {
+              const std::vector<std::string>& cells, const std::string& remark) {
   text << std::left << std::setw(kShapeWidth) << shape << std::right;
   for (std::size_t i = 0; i < cells.size(); ++i) text << std::setw(kColumns[i].width) << cells[i];
   text << remark << '\n';
@@ -80,10 +85,16 @@ bool is_within(const BenchReport& report, const BenchRow& row) {
   return row.rel_l2 <= report.tolerance;
 }
 
-const char* remark_on(const BenchReport& report, const BenchRow& row) {
+std::string remark_on(const BenchReport& report, const BenchRow& row) {
   if (!is_within(report, row)) return "  WRONG: outside the tolerance";
   if (!row.is_bitwise_repeatable) return "  WRONG: repeats differ";
-  return row.is_unstable() ? "  unstable" : "";
+  std::string remark;
+  if (row.forward_us && row.backward_us) {
+    remark += "  forward " + fixed(*row.forward_us, 1) + ", backward " +
+              fixed(*row.backward_us, 1) + " us (" + fixed(*row.backward_us / *row.forward_us, 2) +
+              " x)";
+  }
+  return row.is_unstable() ? remark + "  unstable" : remark;
 }
 
 }  // namespace
@@ -105,7 +116,9 @@ std::string json_of(const BenchReport& report) {
 std::string text_of(const BenchReport& report) {
   std::ostringstream text;
   text << report.mode << ", " << report.ranks << " rank(s) (" << report.engine << ", "
-       << report.backend << ", bf16, " << report.combine << "), "
+       << report.backend << ", bf16, " << report.combine
+       << (report.activation_policy ? ", " + *report.activation_policy : std::string())
+       << (report.recompute.value_or(false) ? ", recompute" : "") << "), "
        << (report.graph ? "CUDA graph, " : "") << "routing " << report.routing << ", "
        << report.rounds << " rounds\n"
        << report.machine << '\n'

@@ -29,6 +29,8 @@ struct BenchRow {
   std::optional<double> tflops;
   std::optional<double> bound_us;
   std::optional<double> floor_us;
+  std::optional<double> forward_us;  ///< parts of a training step
+  std::optional<double> backward_us;
   double rel_l2 = 0.0;  ///< of sampled tokens of the last timed call
   bool is_bitwise_repeatable = true;
 
@@ -44,6 +46,8 @@ struct BenchReport {
   std::string mode;
   std::string routing;
   std::string combine;
+  std::optional<std::string> activation_policy;  ///< of mode train, like recompute
+  std::optional<bool> recompute;
   bool graph = false;
   int rounds = 0;
   double tolerance = 0.0;

@@ -30,6 +30,8 @@ struct RowRun {
   std::shared_ptr<const LayerValues> values;
   std::unique_ptr<BenchCall> call;
   std::size_t time_series = 0;
+  std::size_t forward_series = 0;  ///< of a mode that trains, like backward_series
+  std::size_t backward_series = 0;
   std::size_t bound_series = 0;
 };
 
@@ -108,11 +110,13 @@ void BenchRun::prepare() {
 
 // All that must be the same on every rank.
 std::string BenchRun::settings() const {
-  std::string text = concat(to_string(options_.backend), " --mode ", to_string(options_.mode),
-                            " --rounds ", options_.rounds, options_.graph ? " --graph" : "",
-                            " --routing ", options_.routing_text(), " ", options_.routing_layer,
-                            " --combine ", static_cast<int>(options_.combine), " --sms ",
-                            options_.num_sms.value_or(0), " --tokens");
+  std::string text =
+      concat(to_string(options_.backend), " --mode ", to_string(options_.mode), " --rounds ",
+             options_.rounds, options_.graph ? " --graph" : "", " --routing ",
+             options_.routing_text(), " ", options_.routing_layer, " --combine ",
+             static_cast<int>(options_.combine), " --sms ", options_.num_sms.value_or(0),
+             " --activation-policy ", static_cast<int>(options_.activation_policy),
+             options_.recompute ? " --recompute" : "", " --tokens");
   for (const std::int64_t tokens : options_.tokens) text += concat(" ", tokens);
   for (const BenchShape& shape : options_.shapes) text += " --shape " + shape.name;
   return text;
@@ -220,6 +224,10 @@ void BenchRun::make_ceilings() {
   });
   for (RowRun& row : rows_) {
     row.time_series = add_series([&row] { return row.call->time(); });
+    if (options_.mode == BenchMode::kTrain) {
+      row.forward_series = add_series([&row] { return row.call->forward_us(); });
+      row.backward_series = add_series([&row] { return row.call->backward_us(); });
+    }
     row.bound_series = add_ceiling(
         "bound", led([this, &row](std::string& why_not) { return dense_layer_of(row, why_not); }));
   }
@@ -260,8 +268,7 @@ Failure BenchRun::report() {
   for (const CallCheck& own : checks_) {
     CallCheck all;
     for (const CallCheck& rank : group_.all_gather(own)) {
-      all.sums.merge(rank.sums);
-      all.is_equal = all.is_equal && rank.is_equal;
+      all.merge(rank);
     }
     checks.push_back(all);
   }
@@ -286,6 +293,8 @@ BenchReport BenchRun::make_report(const std::vector<Samples>& slowest,
                      .mode = to_string(options_.mode),
                      .routing = options_.routing_text(),
                      .combine = options_.combine == Combine::kPerRoute ? "per_route" : "per_rank",
+                     .activation_policy = {},
+                     .recompute = {},
                      .graph = options_.graph,
                      .rounds = options_.rounds,
                      .tolerance = options_.tolerance,
@@ -293,11 +302,20 @@ BenchReport BenchRun::make_report(const std::vector<Samples>& slowest,
                      .missing = missing_,
                      .ceilings = ceilings_of(rates),
                      .rows = {}};
+  if (options_.mode == BenchMode::kTrain) {
+    report.activation_policy =
+        options_.activation_policy == ActivationPolicy::kFull ? "full" : "lean";
+    report.recompute = options_.recompute;
+  }
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     const RowRun& row = rows_[i];
-    report.rows.push_back(summarize_row(row.plan, options_.mode,
-                                        {slowest[row.time_series], slowest[row.bound_series]},
-                                        checks[i], rates, sharing_.ranks_per_device));
+    RowSamples samples{.us = slowest[row.time_series], .bound = slowest[row.bound_series]};
+    if (options_.mode == BenchMode::kTrain) {
+      samples.forward = slowest[row.forward_series];
+      samples.backward = slowest[row.backward_series];
+    }
+    report.rows.push_back(summarize_row(row.plan, options_.mode, samples, checks[i], rates,
+                                        sharing_.ranks_per_device));
   }
   return report;
 }

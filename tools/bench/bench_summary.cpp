@@ -43,16 +43,22 @@ BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& 
                .tflops = {},
                .bound_us = {},
                .floor_us = {},
-               .rel_l2 = check.sums.result().rel_l2,
+               .forward_us = {},
+               .backward_us = {},
+               .rel_l2 = check.rel_l2(),
                .is_bitwise_repeatable = check.is_equal};
   if (const auto bound = scaled(rate_of(samples.bound), share)) {
     row.bound_us = plan.traffic.flops / *bound * kMicroseconds;
   }
   switch (mode) {
+    case BenchMode::kTrain:
+      row.forward_us = spread_of(samples.forward).median;
+      row.backward_us = spread_of(samples.backward).median;
+      [[fallthrough]];
     case BenchMode::kForward:
     case BenchMode::kGemm:
       row.tflops = plan.traffic.flops / row.us.median * 1e-6;
-      row.floor_us = forward_floor_us(plan.traffic, own);
+      row.floor_us = products_floor_us(plan.traffic, own);
       break;
     case BenchMode::kExchangeDispatch:
       row.floor_us = exchange_dispatch_floor_us(plan.traffic, own);
@@ -62,8 +68,7 @@ BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& 
       break;
     case BenchMode::kCombine: row.floor_us = combine_floor_us(plan.traffic, own); break;
     case BenchMode::kDispatch:
-    case BenchMode::kExchange:
-    case BenchMode::kTrain: break;
+    case BenchMode::kExchange: break;
   }
   return row;
 }

@@ -25,7 +25,9 @@ struct CeilingSamples {
 
 struct RowSamples {
   Samples us;
-  Samples bound;  ///< per floating-point operation
+  Samples bound;      ///< per floating-point operation
+  Samples forward{};  ///< of a mode that trains, like backward
+  Samples backward{};
 };
 
 /// Of a whole device or machine.

@@ -59,8 +59,10 @@ class CpuBenchDevice final : public BenchDevice {
     marks_[static_cast<std::size_t>(point)] = Clock::now();
   }
   void wait() override {}
-  double elapsed_us() const override {
-    return std::chrono::duration<double, std::micro>(marks_[1] - marks_[0]).count();
+  double elapsed_us(TimeMark from, TimeMark to) const override {
+    return std::chrono::duration<double, std::micro>(marks_[static_cast<std::size_t>(to)] -
+                                                     marks_[static_cast<std::size_t>(from)])
+        .count();
   }
   bool is_asynchronous() const override { return false; }
   std::unique_ptr<Workload> capture(const std::function<void(void*)>& /*record*/) override {
@@ -112,7 +114,7 @@ class CpuBenchDevice final : public BenchDevice {
   CoreShare cores_ = cores_of_this_process();
   std::vector<TensorStorage> storage_;
   std::byte* stream_source_ = nullptr;
-  std::array<Clock::time_point, 2> marks_{};
+  std::array<Clock::time_point, kNumTimeMarks> marks_{};
   std::unique_ptr<cpu::ThreadPool> pool_;  ///< for ceilings: all cores
 };
 

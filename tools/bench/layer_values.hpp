@@ -21,6 +21,7 @@ struct LayerValues {
   std::int64_t hidden_dim;
   std::int64_t intermediate_dim;
   Noise x;    ///< tokens one after the other, across sets and ranks
+  Noise dy;   ///< of the same tokens
   Noise w13;  ///< [E, 2F, D]: gate rows, then up rows
   Noise w2;   ///< [E, D, F]
 };
@@ -34,6 +35,17 @@ class SharedLayerValues {
   std::mutex mutex_;
   std::vector<std::shared_ptr<const LayerValues>> made_;
 };
+
+/// A token's part of forward and backward in FP64, without any rounding on the way.
+struct TokenReference {
+  std::vector<double> y;            ///< [D]
+  std::vector<double> grad_x;       ///< [D]
+  std::vector<double> grad_scores;  ///< [K]; 0 for an id of -1
+};
+
+TokenReference reference_gradients(const LayerValues& values, std::int64_t token,
+                                   std::span<const std::int32_t> ids,
+                                   std::span<const float> scores);
 
 /// y of one token in FP64, without any rounding on the way: the sum over its routes of score *
 /// W2(SwiGLU(W13 x)). `token` counts in `values.x`; an id of -1 adds nothing.

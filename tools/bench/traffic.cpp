@@ -116,7 +116,20 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
   return call;
 }
 
-std::optional<double> forward_floor_us(const CallTraffic& traffic, const MachineRates& rates) {
+CallTraffic count_training_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
+                                   Combine combine) {
+  CallTraffic both = count_traffic(shape, ranks, combine);
+  // A backward sends dy as a forward sends x, and gets a row back for every route.
+  const CallTraffic backward =
+      combine == Combine::kPerRoute ? both : count_traffic(shape, ranks, Combine::kPerRoute);
+  both.flops *= 3;
+  both.weight_bytes *= 3;
+  both.link_bytes += backward.link_bytes;
+  both.combine_bytes += backward.combine_bytes;
+  return both;
+}
+
+std::optional<double> products_floor_us(const CallTraffic& traffic, const MachineRates& rates) {
   const std::optional<double> compute = time_at(traffic.flops, rates.flops);
   const std::optional<double> weights = time_at(traffic.weight_bytes, rates.copied_bytes);
   const std::optional<double> link = time_at(traffic.link_bytes, rates.link_bytes);

@@ -29,6 +29,12 @@ struct CallTraffic {
 CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
                           Combine combine);
 
+/// The same of a saving forward and its backward: three times the FLOPs; every weight read by both
+/// and its gradient written; x, results, dy and route gradients across links. What a backward
+/// computes again is not counted.
+CallTraffic count_training_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
+                                   Combine combine);
+
 /// Rates of one rank's share of its machine, per second. Empty: not measured, or there is none.
 struct MachineRates {
   std::optional<double> flops;         ///< of a dense BF16 product
@@ -39,7 +45,7 @@ struct MachineRates {
 
 /// The largest of compute, weights at the copy rate and link, in microseconds. Empty where a rate
 /// that it needs is.
-std::optional<double> forward_floor_us(const CallTraffic& traffic, const MachineRates& rates);
+std::optional<double> products_floor_us(const CallTraffic& traffic, const MachineRates& rates);
 /// Rows of x across the link; empty where none cross one.
 std::optional<double> exchange_dispatch_floor_us(const CallTraffic& traffic,
                                                  const MachineRates& rates);

@@ -69,7 +69,7 @@ class CudaBenchDevice final : public BenchDevice {
   void* stream() const override { return stream_; }
   void mark(TimeMark point, void* on_stream) override;
   void wait() override { DISTMOE_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
-  double elapsed_us() const override;
+  double elapsed_us(TimeMark from, TimeMark to) const override;
   bool is_asynchronous() const override { return true; }
   std::unique_ptr<Workload> capture(const std::function<void(void*)>& record) override {
     return std::make_unique<GraphWorkload>(device_, record, stream_);
@@ -94,7 +94,7 @@ class CudaBenchDevice final : public BenchDevice {
 
   int device_;
   cudaStream_t stream_ = nullptr;
-  std::array<cudaEvent_t, 2> events_{};
+  std::array<cudaEvent_t, kNumTimeMarks> events_{};
   std::deque<cuda::DeviceBuffer> buffers_;
   std::unique_ptr<Cublas> cublas_;
   std::shared_ptr<Communicator> communicator_;  ///< of link_, where that is symmetric memory
@@ -164,9 +164,10 @@ void CudaBenchDevice::mark(TimeMark point, void* on_stream) {
   DISTMOE_CUDA_CHECK(cudaEventRecordWithFlags(event, stream, flags));
 }
 
-double CudaBenchDevice::elapsed_us() const {
+double CudaBenchDevice::elapsed_us(TimeMark from, TimeMark to) const {
   float milliseconds = 0.0f;
-  DISTMOE_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events_[0], events_[1]));
+  DISTMOE_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events_[static_cast<std::size_t>(from)],
+                                          events_[static_cast<std::size_t>(to)]));
   return 1e3 * static_cast<double>(milliseconds);
 }
 
