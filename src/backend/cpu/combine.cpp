@@ -32,7 +32,7 @@ const BF16* CpuBackend::returned_row(const DenseRows& rows, const BF16* returned
 }
 
 /// per_route: one row a route. Rows of one expert that come from one source lie together.
-void CpuBackend::return_rows(const DenseRows& rows) {
+void CpuBackend::return_route_rows(const DenseRows& rows) {
   const std::size_t row_bytes = static_cast<std::size_t>(rows.width) * sizeof(BF16);
   const auto send =
       blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,

@@ -92,7 +92,7 @@ class CpuBackend final : public Backend {
   void w13_swiglu_task(const ExpertMatrices& experts, std::int64_t task, int worker);
   void w2_task(const ExpertMatrices& experts, std::int64_t task, int worker);
   // combine.cpp
-  void return_rows(const DenseRows& rows);
+  void return_route_rows(const DenseRows& rows);
   void return_partial_sums();
   void sum_routes(const ForwardCall& call);
   void sum_ranks(const ForwardCall& call);

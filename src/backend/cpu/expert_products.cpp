@@ -103,7 +103,7 @@ void CpuBackend::w2_scatter(const ForwardCall& call) {
   compute_w2(call.experts);
   if (!is_single()) {
     if (setup_.config.combine == Combine::kPerRoute) {
-      return_rows(h3_);
+      return_route_rows(h3_);
     } else {
       return_partial_sums();
     }

@@ -129,7 +129,7 @@ void CpuBackend::w13_dgrad_scatter(const BackwardCall& call) {
   list_tasks(setup_.config.hidden_dim, kCpuPackedColumns);
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int worker) { w13_dgrad_task(call, task, worker); });
-  if (!is_single()) return_rows(route_grad_);
+  if (!is_single()) return_route_rows(route_grad_);
 }
 
 /// Gate and up rows are one operand of depth 2F, gate first, whatever the layout of W13.
