@@ -17,11 +17,25 @@ const BenchShape kShape{"", 10, 7, 3, 4, false};
 TEST(Traffic, OfOneRankCrossesNoLink) {
   const std::vector<RoutedTokens> ranks = {{{0, 1, 2, 0, 1, -1}, {}}};
   const CallTraffic traffic = count_traffic(kShape, ranks, Combine::kPerRoute);
-  EXPECT_EQ(traffic.flops, 6.0 * 2 * 3 * 10 * 7);
+  EXPECT_EQ(traffic.flops, 6.0 * 5 * 10 * 7);
   EXPECT_EQ(traffic.weight_bytes, 3 * kExpertBytes);
   EXPECT_EQ(traffic.link_bytes, 0.0);
-  EXPECT_EQ(traffic.combine_bytes, (6 + 2) * kD * 2);
+  EXPECT_EQ(traffic.combine_bytes, (5 + 2) * kD * 2);
   EXPECT_EQ(traffic.rows, 5);
+}
+
+/// Rank 0 has more tokens' routes disabled than rank 1: what counts is the rank that brings more.
+TEST(Traffic, DisabledRoutesAreNoWork) {
+  const std::vector<RoutedTokens> ranks = {{{-1, -1, -1, 0, -1, -1}, {}},
+                                           {{2, -1, 3, 1, 0, -1}, {}}};
+  const CallTraffic traffic = count_traffic(kShape, ranks, Combine::kPerRoute);
+  EXPECT_EQ(traffic.flops, 6.0 * 4 * 10 * 7);
+  EXPECT_EQ(traffic.combine_bytes, (4 + 2) * kD * 2);
+  const std::vector<RoutedTokens> idle = {{{-1, -1, -1}, {}}};
+  const CallTraffic none = count_traffic(kShape, idle, Combine::kPerRoute);
+  EXPECT_EQ(none.flops, 0.0);
+  EXPECT_EQ(none.weight_bytes, 0.0);
+  EXPECT_EQ(none.combine_bytes, kD * 2);  // y is written
 }
 
 TEST(Traffic, ATokenCrossesToARankOnceAndItsRoutesReturn) {

@@ -76,10 +76,14 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
   std::vector<std::int64_t> rows_per_expert(static_cast<std::size_t>(num_experts));
   std::vector<std::int64_t> routes_to(ranks.size());
   LinkCount link(shape, combine, traffic);
-  std::int64_t num_routes = 0;
+  std::int64_t num_routes = 0;  // of the rank that brings most
+  std::int64_t num_combined_rows = 0;
   for (std::size_t owner = 0; owner < ranks.size(); ++owner) {
     const std::vector<std::int32_t>& ids = ranks[owner].ids;
-    num_routes = std::max(num_routes, std::ssize(ids));
+    // A disabled route is no work.
+    const std::int64_t own_routes = std::ranges::count_if(ids, [](auto id) { return id >= 0; });
+    num_routes = std::max(num_routes, own_routes);
+    num_combined_rows = std::max(num_combined_rows, own_routes + std::ssize(ids) / shape.top_k);
     for (auto row = ids.begin(); row != ids.end(); row += shape.top_k) {
       std::ranges::fill(routes_to, 0);
       for (auto id = row; id != row + shape.top_k; ++id) {
@@ -103,8 +107,7 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
   const double token_bytes = static_cast<double>(shape.hidden_dim) * kBF16Bytes;
   CallTraffic call;
   call.flops = 2.0 * static_cast<double>(num_routes) * expert_weights;
-  const std::int64_t num_tokens = num_routes / shape.top_k;
-  call.combine_bytes = static_cast<double>(num_routes + num_tokens) * token_bytes;
+  call.combine_bytes = static_cast<double>(num_combined_rows) * token_bytes;
   for (const RankTraffic& rank : traffic) {
     call.weight_bytes = std::max(
         call.weight_bytes, static_cast<double>(rank.active_experts) * expert_weights * kBF16Bytes);

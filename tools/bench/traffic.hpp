@@ -16,7 +16,7 @@ namespace distmoe::tools {
 
 /// Of one call. Where ranks differ, of the rank that has most.
 struct CallTraffic {
-  double flops = 0.0;           ///< 6 T K D F, what a rank's tokens cost
+  double flops = 0.0;           ///< 6 D F for every route of a rank's tokens that is not disabled
   double weight_bytes = 0.0;    ///< of the experts that get a row
   double link_bytes = 0.0;      ///< that cross to or from a rank, in the busier direction
   double dispatch_bytes = 0.0;  ///< of them, rows of x
