@@ -46,12 +46,16 @@ std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds t
   return std::chrono::steady_clock::now() + std::clamp(timeout, Milliseconds(0), kLongest);
 }
 
-std::string name_ranks(const std::vector<int>& ranks) {
+std::string name_ranks(std::span<const int> ranks) {
+  constexpr std::size_t kMostNamed = 8;
+  const std::size_t num_others = ranks.size() > kMostNamed ? ranks.size() - kMostNamed : 0;
+  const std::size_t num_named = ranks.size() - num_others;
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
+  for (std::size_t i = 0; i < num_named; ++i) {
     if (i > 0) text += i + 1 == ranks.size() ? " and " : ", ";
     text += std::to_string(ranks[i]);
   }
+  if (num_others > 0) text += " and " + std::to_string(num_others) + " more";
   return text;
 }
 

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <span>
 #include <string>
-#include <vector>
 
 namespace distmoe {
 
@@ -24,7 +23,8 @@ void copy_own_entry(int rank, SendSpans send, RecvSpans recv);
 /// `timeout` from now; a negative one counts as zero, one beyond ten years as ten years.
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout);
 
-/// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 3".
-std::string name_ranks(const std::vector<int>& ranks);
+/// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 3"; of more than eight the first ones and a count:
+/// "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1015 more".
+std::string name_ranks(std::span<const int> ranks);
 
 }  // namespace distmoe

@@ -60,6 +60,14 @@ TEST(TcpRendezvous, NamesTheRanksThatDoNotCome) {
   }
 }
 
+/// As a wrong WORLD_SIZE makes it.
+TEST(TcpRendezvous, CountsTheRanksOfAHugeGroupThatDoNotCome) {
+  const auto outcomes = outcomes_of({local_group(0, 1 << 20, free_port())}, milliseconds(300));
+  laws::expect_error(outcomes[0], ErrorCode::kPeerLost,
+                     {"ranks 1, 2, 3, 4, 5, 6, 7, 8 and 1048567 more did not come to rank 0"});
+  EXPECT_LT(outcomes[0].message.size(), 300);
+}
+
 TEST(TcpRendezvous, SaysWhereRankZeroWasExpected) {
   const int port = free_port();
   const auto outcomes = outcomes_of({local_group(1, 2, port)}, milliseconds(400));
