@@ -2,7 +2,9 @@
 //
 // A library with the names of NCCL's functions that does nothing: FAKE_NCCL_VERSION is its version,
 // FAKE_NCCL_INIT=hang makes a communicator that is never ready and FAKE_NCCL_INIT=fail none at all,
-// FAKE_NCCL_ABORT=hang never returns from an abort.
+// FAKE_NCCL_ABORT=hang never returns from an abort (no more than FAKE_NCCL_FREE and
+// FAKE_NCCL_DEREGISTER from theirs: half a minute is for ever). FAKE_NCCL_MEMORY=host gives memory
+// of the host, as a window of one rank.
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -19,13 +21,22 @@ using distmoe::nccl::Result;
 using distmoe::nccl::Team;
 using distmoe::nccl::UniqueId;
 using distmoe::nccl::Window;
+using distmoe::nccl::WindowHead;
 
 bool is_told(const char* variable, const char* what) {
   const char* value = std::getenv(variable);
   return value != nullptr && std::strcmp(value, what) == 0;
 }
 
+void hang_if_told(const char* variable) {
+  constexpr int kSeconds = 30;
+  for (int i = 0; i < kSeconds && is_told(variable, "hang"); ++i) {
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
+}
+
 int some_object = 0;
+WindowHead only_window{};
 
 }  // namespace
 
@@ -54,16 +65,30 @@ DISTMOE_EXPORT Result ncclCommGetAsyncError(Comm, Result* error) {
 }
 
 DISTMOE_EXPORT Result ncclCommAbort(Comm) {
-  while (is_told("FAKE_NCCL_ABORT", "hang")) std::this_thread::sleep_for(std::chrono::seconds(1));
+  hang_if_told("FAKE_NCCL_ABORT");
   return Result::kSuccess;
 }
 
-DISTMOE_EXPORT Result ncclMemAlloc(void**, std::size_t) { return Result::kUnhandledCudaError; }
-DISTMOE_EXPORT Result ncclMemFree(void*) { return Result::kSuccess; }
-DISTMOE_EXPORT Result ncclCommWindowRegister(Comm, void*, std::size_t, Window*, int) {
-  return Result::kInternalError;
+DISTMOE_EXPORT Result ncclMemAlloc(void** base, std::size_t bytes) {
+  if (!is_told("FAKE_NCCL_MEMORY", "host")) return Result::kUnhandledCudaError;
+  *base = std::malloc(bytes);
+  return Result::kSuccess;
 }
-DISTMOE_EXPORT Result ncclCommWindowDeregister(Comm, Window) { return Result::kSuccess; }
+DISTMOE_EXPORT Result ncclMemFree(void* base) {
+  hang_if_told("FAKE_NCCL_FREE");
+  std::free(base);
+  return Result::kSuccess;
+}
+DISTMOE_EXPORT Result ncclCommWindowRegister(Comm, void* base, std::size_t, Window* window, int) {
+  if (!is_told("FAKE_NCCL_MEMORY", "host")) return Result::kInternalError;
+  only_window.team_base = reinterpret_cast<std::uint64_t>(base);
+  *window = &only_window;
+  return Result::kSuccess;
+}
+DISTMOE_EXPORT Result ncclCommWindowDeregister(Comm, Window) {
+  hang_if_told("FAKE_NCCL_DEREGISTER");
+  return Result::kSuccess;
+}
 DISTMOE_EXPORT Team ncclTeamLsa(Comm) { return {1, 0, 1}; }
 DISTMOE_EXPORT const char* ncclGetErrorString(Result) { return "fake error"; }
 DISTMOE_EXPORT const char* ncclGetLastError(Comm) { return "nothing happened"; }

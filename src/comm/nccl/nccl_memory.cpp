@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <utility>
 
 #include "comm/nccl/gpu.hpp"
 #include "comm/nccl/together.hpp"
@@ -153,20 +154,27 @@ void NcclMemory::verify(void* base, const std::vector<void*>& peers) {
   }
 }
 
+/// NOTE: both are local in every version seen, but nothing promises it: a peer that died must not
+/// keep this rank.
 void NcclMemory::release(void* base, Window window) noexcept {
   const Comm comm = group_.handle();
-  try {
-    // NOTE: local in every version seen, but nothing promises it.
-    if (comm != nullptr && window != nullptr &&
-        !run_bounded(
-            group_.device(), [=] { library().comm_window_deregister(comm, window); },
-            kReleasePatience)) {
-      group_.abort();
-    }
-    library().mem_free(base);
-  } catch (const std::exception& error) {
-    log(LogLevel::kWarning, error.what());
+  if (comm != nullptr && window != nullptr && !ends_in_time("ncclCommWindowDeregister", [=] {
+        library().comm_window_deregister(comm, window);
+      })) {
+    group_.abort();
   }
+  ends_in_time("ncclMemFree", [=] { library().mem_free(base); });
+}
+
+bool NcclMemory::ends_in_time(const char* what, std::function<void()> call) noexcept {
+  try {
+    if (run_bounded(group_.device(), std::move(call), kReleasePatience)) return true;
+    log(LogLevel::kWarning, concat("NCCL: ", what, " did not end within ", kReleasePatience.count(),
+                                   " ms; it is left alone"));
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarning, concat("NCCL: ", what, ": ", error.what()));
+  }
+  return false;
 }
 
 }  // namespace distmoe::nccl

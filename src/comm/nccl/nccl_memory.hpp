@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -38,6 +39,8 @@ class NcclMemory final : public SymmetricMemory {
   std::vector<void*> ask_window(void* base, Window window) const;
   void verify(void* base, const std::vector<void*>& peers);
   void release(void* base, Window window) noexcept;
+  /// False, with a warning, where `call` takes too long, and then goes on alone, or fails.
+  bool ends_in_time(const char* what, std::function<void()> call) noexcept;
 
   Communicator& host_;
   NcclGroup& group_;
