@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "backend/choice_inputs.hpp"
@@ -42,6 +43,19 @@ TEST(KernelChoice, MoreRoutesOfATokenThanRoutingCountsAreRefused) {
   inputs.top_k = 256;
   expect_error(
       ErrorCode::kUnsupported, [&] { choose_kernels(inputs); }, "top_k is 256", "at most 255");
+}
+
+/// Rows are counted in 64 bits and numbered with 32: a plan that has room for more than that would
+/// be addressed through wrapped numbers.
+TEST(KernelChoice, PlansBeyond32BitNumbersAreRefusedWithBoth) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  EXPECT_NO_THROW(check_indices(kMost, 255, kMost));
+  expect_error(
+      ErrorCode::kUnsupported, [] { check_indices(kMost + 1, 2, 1 << 20); },
+      "the plan has 2147483648 rows", "at most 2147483647");
+  expect_error(
+      ErrorCode::kUnsupported, [] { check_indices(1000, 257, kMost); }, "257 ranks",
+      "max_tokens=2147483647", "2155872256 chunks");
 }
 
 TEST(KernelChoice, RanksShareADeviceWithoutOverlap) {
@@ -112,6 +126,8 @@ TEST(KernelChoice, WhatNoKernelTakesIsRefusedWithTheValue) {
   };
   refused([](ChoiceInputs& i) { i.hidden_dim = 2044; }, "2044");
   refused([](ChoiceInputs& i) { i.intermediate_dim = 12; }, "12");
+  refused([](ChoiceInputs& i) { i.hidden_dim = std::int64_t{1} << 30; }, "1073741824");
+  refused([](ChoiceInputs& i) { i.intermediate_dim = std::int64_t{1} << 32; }, "4294967296");
   refused([](ChoiceInputs& i) { i.num_experts = 8193; }, "8193");
   refused([](ChoiceInputs& i) { i.precision = Precision::kMXFP8; }, "mxfp8");
   // Before a device is known.

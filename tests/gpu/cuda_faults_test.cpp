@@ -89,6 +89,59 @@ TEST_F(CudaFaults, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
   });
 }
 
+/// Rows of an expert beyond 2^31 are counted, not wrapped into what the plan has.
+TEST_F(CudaFaults, MoreRowsThan31BitsCountExceedTheCapacity) {
+  constexpr std::int64_t kTopK = 255;
+  constexpr std::int64_t kRoutes = (std::int64_t{1} << 31) + 1;
+  constexpr std::int64_t kTokens = (kRoutes + kTopK - 1) / kTopK;
+  const Config config{.max_tokens = kTokens,
+                      .hidden_dim = 8,
+                      .intermediate_dim = 8,
+                      .top_k = kTopK,
+                      .num_experts = kTopK,
+                      .max_moe_layers_per_activation_slot = 1,
+                      .device_scratch_capacity_factor = 1e-3,
+                      .distinct_experts = false,
+                      .inference = true};
+  const MemoryPlan plan = plan_memory(config, 1, {.backend = BackendKind::kCuda});
+  const std::int64_t needed_bytes = plan.allocated_bytes + (std::int64_t{1} << 30);
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
+  if (static_cast<std::int64_t>(free_bytes) < needed_bytes) {
+    GTEST_SKIP() << "needs " << needed_bytes << " bytes of a GPU, " << free_bytes << " are free";
+  }
+  // One row, one id and one score for all: strides of 0. Bytes of 0 are expert 0, too.
+  const auto zeros = [](std::size_t bytes) {
+    cuda::DeviceBuffer buffer(bytes, 0);
+    const std::vector<std::byte> bytes_of_0(bytes);
+    buffer.upload(bytes_of_0.data(), bytes);
+    return buffer;
+  };
+  const cuda::DeviceBuffer row = zeros(4096);
+  const cuda::DeviceBuffer weights = zeros(kTopK * 16 * 8 * 2);
+  const cuda::DeviceBuffer y(kTokens * 8 * 2, 0);
+  using Extents = std::initializer_list<std::int64_t>;
+  const auto placed = [](const cuda::DeviceBuffer& buffer, DType dtype, Extents shape,
+                         Extents strides) {
+    return TensorView::strided(buffer.data(), dtype, shape, strides, {DeviceType::kCuda, 0});
+  };
+  Context context = Context::create(config, {.backend = BackendKind::kCuda});
+  const auto call = [&](std::int64_t tokens) {
+    routed_experts(context,
+                   {placed(row, DType::kBF16, {tokens, 8}, {0, 1}),
+                    placed(row, DType::kI32, {tokens, kTopK}, {0, 0}),
+                    placed(row, DType::kF32, {tokens, kTopK}, {0, 0})},
+                   {placed(weights, DType::kBF16, {kTopK, 16, 8}, {128, 8, 1}),
+                    placed(weights, DType::kBF16, {kTopK, 8, 8}, {64, 8, 1})},
+                   placed(y, DType::kBF16, {tokens, 8}, {8, 1}));
+    context.check();
+  };
+  expect_error(outcome_of([&] { call(kTokens); }), ErrorCode::kCapacityExceeded,
+               {std::to_string(kTokens * kTopK) + " required"});
+  EXPECT_NO_THROW(call(1));
+}
+
 // One rank that cannot make its part is heard by all: none waits for it.
 TEST_F(CudaFaults, ACreationThatFailsOnOneRankFailsOnAllWithItsCode) {
   const MoeProblem problem =

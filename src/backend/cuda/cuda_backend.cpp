@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "backend/cuda/context_check.hpp"
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
 #include "backend/cuda/fault_text.hpp"
@@ -49,47 +50,6 @@ EncodeTiled find_encode_tiled() {
   DISTMOE_CHECK(result == cudaDriverEntryPointSuccess, kUnsupported,
                 "the CUDA driver is too old: it has no tensor maps (CUDA 12.0)");
   return reinterpret_cast<EncodeTiled>(function);
-}
-
-/// Allocations are illegal while a stream is captured, and would end the capture.
-void refuse_inside_a_capture() {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  const cudaError_t error = cudaStreamIsCapturing(cudaStreamLegacy, &status);
-  cudaGetLastError();
-  DISTMOE_CHECK(error != cudaErrorStreamCaptureImplicit, kUnsupported,
-                "a stream is being captured into a CUDA graph: a context allocates memory and is "
-                "created before the capture begins");
-}
-
-/// Without what is known of the device.
-ChoiceInputs choice_inputs(const BackendSetup& setup) {
-  const Config& config = setup.config;
-  return {.precision = config.precision,
-          .kernel_choice = config.kernel_choice,
-          .hidden_dim = config.hidden_dim,
-          .intermediate_dim = config.intermediate_dim,
-          .top_k = config.top_k,
-          .num_experts = config.num_experts,
-          .num_ranks = setup.size,
-          .combine = config.combine,
-          .allowed_sms = config.num_sms};
-}
-
-/// Runs before anything is allocated.
-BackendSetup check_device(BackendSetup setup) {
-  const std::string reason = why_unavailable();
-  DISTMOE_CHECK(reason.empty(), kUnsupported, "CUDA is not available: ", reason);
-  DISTMOE_CHECK(setup.device >= 0 && setup.device < device_count(), kInvalidArgument,
-                "device must be 0 to ", device_count() - 1, ", got ", setup.device);
-  check_supported(choice_inputs(setup));
-  DISTMOE_CHECK(setup.config.inference, kUnsupported,
-                "the CUDA backend of this version runs inference contexts only");
-  DISTMOE_CHECK(setup.plan.host_scratch_bytes == 0, kUnsupported,
-                "the CUDA backend of this version has no host scratch; the plan asks for ",
-                setup.plan.host_scratch_bytes, " bytes of it");
-  DISTMOE_CUDA_CHECK(cudaSetDevice(setup.device));
-  refuse_inside_a_capture();
-  return setup;
 }
 
 int device_sms(int device) {

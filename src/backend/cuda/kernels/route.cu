@@ -119,7 +119,8 @@ __device__ bool has_duplicates(const RouteArgs& args) {
   for (int rank = 0; rank < args.num_ranks; ++rank) {
     const std::int32_t* ids = published_ids(args.windows[rank].ids);
     const std::int64_t num_tokens = published_header(args.windows[rank].ids)->num_tokens;
-    for (std::int64_t token = threadIdx.x; token < num_tokens; token += kRouteScanThreads) {
+    for (std::int64_t token = threadIdx.x; token < num_tokens && !found;
+         token += kRouteScanThreads) {
       const std::int32_t* of_token = ids + token * args.top_k;
       for (int k = 1; k < args.top_k; ++k) {
         for (int before = 0; before < k; ++before) {
@@ -144,18 +145,20 @@ __device__ void check_capacity(const RouteArgs& args) {
   fail(args, {FaultKind::kCapacityExceeded, fullest, duplicates, args.capacity_rows, rows});
 }
 
-/// chunk_counts[:, e] become the rows of e before the chunk, per expert, and totals leave.
+/// chunk_counts[:, e] become the rows of e before the chunk, per expert, and totals leave. NOTE:
+/// totals are counted in 64 bits, so that routes beyond 2^31 exceed the capacity instead of
+/// wrapping into it; what wraps in a cell belongs to a call that fails.
 __device__ void scan_chunks(const RouteArgs& args) {
   const int num_chunks = args.num_ranks * args.chunks_per_rank;
   for (int expert = static_cast<int>(threadIdx.x); expert < args.num_experts;
        expert += kRouteScanThreads) {
-    std::int32_t before = 0;
+    std::int64_t before = 0;
 #pragma unroll 8
     for (int chunk = 0; chunk < num_chunks; ++chunk) {
       std::int32_t* cell =
           &args.chunk_counts[static_cast<std::int64_t>(chunk) * args.num_experts + expert];
       const std::int32_t rows = *cell;
-      *cell = before;
+      *cell = static_cast<std::int32_t>(before);
       before += rows;
     }
     args.rows_per_expert[expert] = before;

@@ -2,6 +2,7 @@
 #include "backend/cuda/select/kernel_choice.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "backend/cuda/select/launch_shapes.hpp"
@@ -20,6 +21,8 @@ constexpr std::int32_t kPublishBlocksPerSm = 4;
 constexpr std::int32_t kRankSumBlocksPerSm = 8;
 /// Rows and weights are read 16 bytes at a time.
 constexpr std::int64_t kWidthStep = 8;
+/// Twice as much, of gate and up rows and of bytes in a row, counts in 32 bits.
+constexpr std::int64_t kMaxWidth = (std::int64_t{1} << 30) - kWidthStep;
 
 std::int32_t persistent_blocks(const ChoiceInputs& inputs) {
   const std::int64_t allowed =
@@ -88,6 +91,9 @@ void check_supported(const ChoiceInputs& inputs) {
                 kUnsupported, "CUDA kernels read 16 bytes at a time: hidden_dim (",
                 inputs.hidden_dim, ") and intermediate_dim (", inputs.intermediate_dim,
                 ") must be multiples of ", kWidthStep);
+  DISTMOE_CHECK(std::max(inputs.hidden_dim, inputs.intermediate_dim) <= kMaxWidth, kUnsupported,
+                "hidden_dim is ", inputs.hidden_dim, " and intermediate_dim ",
+                inputs.intermediate_dim, "; the CUDA backend takes at most ", kMaxWidth);
   DISTMOE_CHECK(inputs.num_experts <= kMaxExperts, kUnsupported, "num_experts is ",
                 inputs.num_experts, "; the CUDA backend routes to at most ", kMaxExperts);
   // NOTE: routing counts the rows of an expert in 256 tokens with 16 bits; a token may name one
@@ -95,6 +101,17 @@ void check_supported(const ChoiceInputs& inputs) {
   DISTMOE_CHECK(inputs.top_k <= kMaxTopK, kUnsupported, "top_k is ", inputs.top_k,
                 "; the CUDA backend routes a token to at most ", kMaxTopK, " experts");
   choose_arithmetic(inputs);
+}
+
+void check_indices(std::int64_t capacity_rows, std::int64_t num_ranks, std::int64_t max_tokens) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  DISTMOE_CHECK(capacity_rows <= kMost, kUnsupported, "the plan has ", capacity_rows,
+                " rows for a rank; the CUDA backend numbers at most ", kMost,
+                ": a smaller max_tokens or device_scratch_capacity_factor plans for fewer");
+  const std::int64_t chunks = checked_mul(num_ranks, route_chunks_per_rank(max_tokens));
+  DISTMOE_CHECK(chunks <= kMost, kUnsupported, num_ranks, " ranks of max_tokens=", max_tokens,
+                " make ", chunks, " chunks of ", kRouteChunkTokens,
+                " tokens; the CUDA backend routes at most ", kMost);
 }
 
 ContextChoice choose_kernels(const ChoiceInputs& inputs) {

@@ -60,6 +60,10 @@ struct ContextChoice {
 /// Throws unsupported where no kernel takes the sizes or the precision.
 void check_supported(const ChoiceInputs& inputs);
 
+/// Routing counts in 64 bits, but rows and chunks of tokens are numbered with 32, as tokens are.
+/// Throws unsupported where a context plans for more than that; `capacity_rows` of a rank.
+void check_indices(std::int64_t capacity_rows, std::int64_t num_ranks, std::int64_t max_tokens);
+
 /// Throws as check_supported does, and unsupported where ranks that share a device get fewer SMs
 /// each than a cluster has blocks.
 ContextChoice choose_kernels(const ChoiceInputs& inputs);
