@@ -38,12 +38,16 @@ void copy_own_entry(int rank, SendSpans send, RecvSpans recv) {
   if (!send[own].empty()) std::memcpy(recv[own].data(), send[own].data(), send[own].size());
 }
 
-std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout) {
+std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
   // NOTE: milliseconds::max() is a natural way to say "no limit"; added to a clock of nanoseconds
   // it would wrap into the past.
   using Milliseconds = std::chrono::milliseconds;
   constexpr Milliseconds kLongest = std::chrono::hours(24 * 365 * 10);
-  return std::chrono::steady_clock::now() + std::clamp(timeout, Milliseconds(0), kLongest);
+  return std::clamp(timeout, Milliseconds(0), kLongest);
+}
+
+std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout) {
+  return std::chrono::steady_clock::now() + bounded(timeout);
 }
 
 std::string name_ranks(std::span<const int> ranks) {

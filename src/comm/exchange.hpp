@@ -20,7 +20,10 @@ void check_exchange(int rank, int size, SendSpans send, RecvSpans recv);
 /// Copies this rank's own entry.
 void copy_own_entry(int rank, SendSpans send, RecvSpans recv);
 
-/// `timeout` from now; a negative one counts as zero, one beyond ten years as ten years.
+/// A negative timeout counts as zero, one beyond ten years as ten years: what adds it to a clock of
+/// nanoseconds does not overflow.
+std::chrono::milliseconds bounded(std::chrono::milliseconds timeout);
+/// The bounded `timeout` from now.
 std::chrono::steady_clock::time_point deadline_after(std::chrono::milliseconds timeout);
 
 /// "rank 1", "ranks 1 and 3", "ranks 1, 2 and 3"; of more than eight the first ones and a count:

@@ -17,6 +17,7 @@
 #include "backend/cuda/select/kernel_choice.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
 #include "comm/agreement.hpp"
+#include "comm/exchange.hpp"
 #include "core/check.hpp"
 #include "layout/context_buffers.hpp"
 #include "layout/cuda_layout.hpp"
@@ -123,7 +124,7 @@ cudaStream_t CudaBackend::stream_of(const ForwardCall& call) const {
 }
 
 std::uint64_t CudaBackend::timeout_ns() const {
-  return static_cast<std::uint64_t>(std::chrono::nanoseconds(setup_.timeout).count());
+  return static_cast<std::uint64_t>(std::chrono::nanoseconds(bounded(setup_.timeout)).count());
 }
 
 void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
