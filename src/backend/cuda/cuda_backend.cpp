@@ -101,7 +101,8 @@ CudaBackend::~CudaBackend() {
 void CudaBackend::connect() {
   const DeviceScope scope(setup_.device);
   memory_.allocate_windows();
-  const PeerMap peers = map_peer_windows(setup_, memory_);
+  PeerMap peers = map_peer_windows(setup_, memory_);
+  peers_windows_ = std::move(peers.held);
   choice_inputs_ = choice_inputs(setup_);
   choice_inputs_.device_sms = device_sms(setup_.device);
   choice_inputs_.ranks_on_device = peers.ranks_on_device;

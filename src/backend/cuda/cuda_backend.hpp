@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -112,6 +113,7 @@ class CudaBackend final : public Backend {
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
   std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
   std::uint64_t h2_;             ///< BF16 [R, F]
+  std::vector<std::shared_ptr<std::byte>> peers_windows_;  ///< that calls write to
   std::function<void(cudaStream_t)> order_peers_;
   std::vector<std::int64_t> rows_per_rank_;
   std::vector<std::int64_t> rows_per_expert_;

@@ -10,9 +10,13 @@ namespace distmoe::cuda {
 void FreeDeviceMemory::operator()(std::byte* base) const {
   if (symmetric != nullptr) {
     symmetric->free(base);
-  } else {
-    cudaFree(base);
+    return;
   }
+  int current = device;
+  cudaGetDevice(&current);
+  cudaSetDevice(device);
+  cudaFree(base);
+  cudaSetDevice(current);
 }
 
 DeviceMemory::Allocation DeviceMemory::allocate(std::int64_t bytes) {
@@ -32,7 +36,9 @@ DeviceMemory::Allocation DeviceMemory::allocate(std::int64_t bytes) {
                        " are free; a smaller max_tokens or device_scratch_capacity_factor needs "
                        "less"));
   }
-  return Allocation(static_cast<std::byte*>(base));
+  FreeDeviceMemory free;
+  DISTMOE_CUDA_CHECK(cudaGetDevice(&free.device));
+  return Allocation(static_cast<std::byte*>(base), free);
 }
 
 DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
@@ -54,7 +60,7 @@ DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
 void DeviceMemory::allocate_windows() {
   if (symmetric_ == nullptr || plan_.communication_bytes == 0) return;
   void* base = symmetric_->allocate(static_cast<std::size_t>(plan_.communication_bytes));
-  windows_ = Allocation(static_cast<std::byte*>(base), FreeDeviceMemory{symmetric_});
+  windows_.reset(static_cast<std::byte*>(base), FreeDeviceMemory{.symmetric = symmetric_});
   clear_windows();
 }
 

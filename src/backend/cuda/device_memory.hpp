@@ -11,9 +11,10 @@
 
 namespace distmoe::cuda {
 
-/// Gives memory back to where it came from.
+/// Gives memory back to where it came from. Windows may be freed by the thread of a peer.
 struct FreeDeviceMemory {
   SymmetricMemory* symmetric = nullptr;
+  int device = 0;
   void operator()(std::byte* base) const;
 };
 
@@ -39,7 +40,8 @@ class DeviceMemory {
   std::uint64_t address(std::string_view name) const {
     return reinterpret_cast<std::uint64_t>(buffer(name));
   }
-  std::byte* windows() const { return windows_.get(); }
+  /// Peers of this process hold them too.
+  const std::shared_ptr<std::byte>& windows() const { return windows_; }
   std::int64_t allocated_bytes() const { return plan_.allocated_bytes; }
 
  private:
@@ -50,7 +52,7 @@ class DeviceMemory {
   MemoryPlan plan_;
   SymmetricMemory* symmetric_;
   Allocation private_;
-  Allocation windows_;
+  std::shared_ptr<std::byte> windows_;
 };
 
 }  // namespace distmoe::cuda

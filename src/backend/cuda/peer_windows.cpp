@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "backend/cuda/cuda_check.hpp"
+#include "backend/cuda/shared_windows.hpp"
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
 #include "core/process_token.hpp"
@@ -13,7 +14,8 @@ namespace distmoe::cuda {
 namespace {
 
 struct WindowRecord {
-  std::uint64_t base = 0;  ///< of the rank's windows, in its own address space
+  std::uint64_t base = 0;   ///< of the rank's windows, in its own address space
+  std::uint64_t offer = 0;  ///< under which threads of its process find them
   std::uint64_t process = 0;
   std::int32_t device = 0;
   std::int32_t reserved = 0;
@@ -34,13 +36,16 @@ void enable_peer_access(int device, int peer_device) {
 }
 
 /// Ranks that are threads of this process use each other's pointers.
-std::uint64_t shared_base(const WindowRecord& mine, const WindowRecord& peer, std::size_t rank) {
+std::shared_ptr<std::byte> share_windows(const WindowRecord& mine, const WindowRecord& peer,
+                                         std::size_t rank) {
   DISTMOE_CHECK(peer.process == mine.process, kUnsupported, "rank ", rank, " is another process, ",
                 "whose GPU memory this communicator cannot address; ranks of a CUDA context are ",
                 "threads of one process, or have a communicator with symmetric memory ",
                 "(make_nccl_communicator, --engine nccl)");
   if (peer.device != mine.device) enable_peer_access(mine.device, peer.device);
-  return peer.base;
+  std::shared_ptr<std::byte> windows = claim_windows(peer.offer);
+  DISTMOE_CHECK(windows != nullptr, kPeerLost, "rank ", rank, " has freed its windows already");
+  return windows;
 }
 
 std::uint64_t symmetric_base(SymmetricMemory& symmetric, std::byte* windows, std::size_t rank) {
@@ -58,7 +63,9 @@ SymmetricMemory* symmetric_memory(const BackendSetup& setup) {
 
 PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) {
   const auto size = static_cast<std::size_t>(setup.size);
-  const WindowRecord mine{.base = reinterpret_cast<std::uint64_t>(memory.windows()),
+  std::byte* const windows = memory.windows().get();
+  const WindowRecord mine{.base = reinterpret_cast<std::uint64_t>(windows),
+                          .offer = size > 1 ? offer_windows(memory.windows()) : 0,
                           .process = process_token(),
                           .device = setup.device};
   std::vector<WindowRecord> all(size, mine);
@@ -68,7 +75,7 @@ PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) 
   map.ranks_on_device = 0;
   const auto offset = [&](const char* name) {
     const std::byte* buffer = memory.buffer(name);
-    return buffer == nullptr ? 0 : static_cast<std::uint64_t>(buffer - memory.windows());
+    return buffer == nullptr ? 0 : static_cast<std::uint64_t>(buffer - windows);
   };
   SymmetricMemory* const symmetric = symmetric_memory(setup);
   for (std::size_t rank = 0; rank < size; ++rank) {
@@ -76,9 +83,11 @@ PeerMap map_peer_windows(const BackendSetup& setup, const DeviceMemory& memory) 
     if (peer.process == mine.process && peer.device == mine.device) ++map.ranks_on_device;
     // NOTE: this rank always uses one address of its own memory, though a peer table has another.
     std::uint64_t base = mine.base;
-    if (static_cast<int>(rank) != setup.rank) {
-      base = symmetric != nullptr ? symmetric_base(*symmetric, memory.windows(), rank)
-                                  : shared_base(mine, peer, rank);
+    if (static_cast<int>(rank) != setup.rank && symmetric != nullptr) {
+      base = symmetric_base(*symmetric, windows, rank);
+    } else if (static_cast<int>(rank) != setup.rank) {
+      base = peer.base;
+      map.held.push_back(share_windows(mine, peer, rank));
     }
     map.windows.push_back({.x = base + offset(buffer_name::kDispatchWindow),
                            .ids = base + offset(buffer_name::kIdWindow),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "backend/backend.hpp"
@@ -12,7 +13,9 @@ namespace distmoe::cuda {
 /// What this rank learns of its peers' windows at creation.
 struct PeerMap {
   std::vector<PeerWindows> windows;  ///< of every rank, as this device addresses them
-  int ranks_on_device = 1;           ///< that share this rank's device, this one included
+  /// Shares of the windows of peers of this process, see shared_windows.hpp.
+  std::vector<std::shared_ptr<std::byte>> held;
+  int ranks_on_device = 1;  ///< that share this rank's device, this one included
 };
 
 /// Null where the windows are ordinary device memory.
