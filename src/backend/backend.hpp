@@ -107,6 +107,10 @@ class Backend {
   /// y = the weighted sum of every token's routes. A saving call keeps h3 of its routes.
   virtual void combine(const ForwardCall& call) = 0;
 
+  /// This rank takes part in no further call: peers whose calls do not ask the communicator hear of
+  /// it at once. Waits for nobody.
+  virtual void leave() noexcept {}
+
   // An exchange, which measures what moving rows costs: it has these steps in the place of the two
   // products. A backend that has none inherits them, which throw unsupported.
 

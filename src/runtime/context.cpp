@@ -87,6 +87,7 @@ void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& ca
 
 void ContextImpl::leave_the_others(const Error& error) {
   fault_ = error.what();
+  backend_->leave();
   if (communicator_ == nullptr || is_found_by_peers(error.code())) return;
   communicator_->abort(concat(to_string(error.code()), ": ", error.what()));
 }

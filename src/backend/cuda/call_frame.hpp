@@ -18,8 +18,15 @@ enum class FaultKind : std::int32_t {
   kPeerTimeout = 3,       ///< rank = the peer, expected and actual = epochs
   kGatherTimeout = 4,     ///< index = chunk of the gather buffer, expected and actual = epochs
   kRefusedByPeer = 5,     ///< rank = the one whose host refused its arguments
-  kFailedOnPeer = 6,      ///< rank = the peer whose call failed while this rank's had not
+  kFailedOnPeer = 6,      ///< rank = the peer that left, or failed while this rank had not
+  kLeft = 7,              ///< rank = this one, whose host closed the context or failed
 };
+
+/// After which this rank and its peers may no longer agree about calls.
+DISTMOE_HOST_DEVICE constexpr bool is_final(FaultKind kind) {
+  return kind == FaultKind::kPeerTimeout || kind == FaultKind::kGatherTimeout ||
+         kind == FaultKind::kFailedOnPeer || kind == FaultKind::kLeft;
+}
 
 /// The first fault of a call; words are made of it on the host.
 struct FaultRecord {

@@ -9,7 +9,6 @@
 #include "backend/cuda/fault_text.hpp"
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
-#include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/route.hpp"
@@ -94,6 +93,8 @@ CudaBackend::CudaBackend(BackendSetup setup)
 CudaBackend::~CudaBackend() {
   cudaSetDevice(setup_.device);
   cudaEventSynchronize(last_call_done_);
+  leave();
+  cudaStreamSynchronize(own_stream_);
   cudaEventDestroy(last_call_done_);
   cudaStreamDestroy(own_stream_);
 }
@@ -118,6 +119,7 @@ void CudaBackend::connect() {
                       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame)},
                      own_stream_));
   DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
+  is_connected_ = true;
 }
 
 cudaStream_t CudaBackend::stream_of(const ForwardCall& call) const {
@@ -128,28 +130,11 @@ std::uint64_t CudaBackend::timeout_ns() const {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(bounded(setup_.timeout)).count());
 }
 
-void CudaBackend::meet_peers(PeerBarrier barrier, cudaStream_t stream) {
-  if (setup_.size == 1) return;
-  PeerBarrierArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-                       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                       .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
-                       .rank = setup_.rank,
-                       .num_ranks = setup_.size,
-                       .barrier = barrier,
-                       .timeout_ns = timeout_ns()};
-  if (order_peers_) {
-    args.part = BarrierPart::kSignal;
-    DISTMOE_CUDA_CHECK(launch_peer_barrier(args, stream));
-    order_peers_(stream);
-    args.part = BarrierPart::kWait;
-  }
-  DISTMOE_CUDA_CHECK(launch_peer_barrier(args, stream));
-}
-
 void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
+  const cudaStream_t stream = stream_of(call);
+  call_in_progress_ = stream;
   if (!refusal && is_one_launch(call)) return;
   const DeviceScope scope(setup_.device);
-  const cudaStream_t stream = stream_of(call);
   PublishArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
                    .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
                    .ids_window = memory_.address(buffer_name::kIdWindow),
@@ -166,6 +151,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
                    .scores_are_bf16 = call.topk_scores_TK.dtype == DType::kBF16,
                    .is_refused = refusal.has_value(),
                    .ids_are_64_bit = call.topk_ids_TK.dtype == DType::kI64,
+                   .rank = setup_.rank,
                    .num_tokens = static_cast<std::int32_t>(call.num_tokens),
                    .top_k = static_cast<std::int32_t>(setup_.config.top_k),
                    .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
@@ -203,6 +189,7 @@ void CudaBackend::route(const ForwardCall& call) {
       .gather_buffer = gather_buffer(call),
       .row_bytes = setup_.config.hidden_dim * 2,
       .capacity_rows = capacity_rows_,
+      .gather_rows = cuda_gather_rows(setup_.config, setup_.size, capacity_rows_),
       .rank = setup_.rank,
       .num_ranks = setup_.size,
       .top_k = static_cast<std::int32_t>(setup_.config.top_k),
@@ -366,6 +353,7 @@ void CudaBackend::mark_end_of_call(cudaStream_t stream) {
   if (capture == cudaStreamCaptureStatusNone) {
     DISTMOE_CUDA_CHECK(cudaEventRecord(last_call_done_, stream));
   }
+  call_in_progress_.reset();
 }
 
 void CudaBackend::wait_for_calls() { DISTMOE_CUDA_CHECK(cudaEventSynchronize(last_call_done_)); }

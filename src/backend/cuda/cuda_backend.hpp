@@ -16,6 +16,7 @@
 #include "backend/cuda/device_memory.hpp"
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
+#include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
@@ -32,6 +33,7 @@ class CudaBackend final : public Backend {
   CudaBackend& operator=(const CudaBackend&) = delete;
 
   void connect() override;
+  void leave() noexcept override;
   void publish(const ForwardCall& call, const std::optional<Error>& refusal) override;
   void route(const ForwardCall& call) override;
   void dispatch_w13_swiglu(const ForwardCall& call) override;
@@ -62,6 +64,7 @@ class CudaBackend final : public Backend {
  private:
   /// The caller's stream, or the context's own.
   cudaStream_t stream_of(const ForwardCall& call) const;
+  PeerBarrierArgs barrier_args(PeerBarrier barrier) const;
   void meet_peers(PeerBarrier barrier, cudaStream_t stream);
   /// What wait_for_calls() and the destructor wait for; a captured call is its replayer's.
   void mark_end_of_call(cudaStream_t stream);
@@ -113,6 +116,8 @@ class CudaBackend final : public Backend {
   std::int64_t capacity_rows_;   ///< rows that the plan has for a call
   std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
   std::uint64_t h2_;             ///< BF16 [R, F]
+  std::optional<cudaStream_t> call_in_progress_;           ///< of this host; where its kernels are
+  bool is_connected_ = false;                              ///< the windows of all ranks are known
   std::vector<std::shared_ptr<std::byte>> peers_windows_;  ///< that calls write to
   std::function<void(cudaStream_t)> order_peers_;
   std::vector<std::int64_t> rows_per_rank_;

@@ -37,9 +37,13 @@ void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup
                   concat("rank ", fault.rank, " refused its arguments of call ", call,
                          " (this is rank ", setup.rank, ")"));
     case FaultKind::kFailedOnPeer:
-      throw_error(ErrorCode::kPeerLost, concat("call ", call, ": rank ", fault.rank,
-                                               " gave the call up and has no results for rank ",
-                                               setup.rank, "; its own error says why"));
+      throw_error(ErrorCode::kPeerLost,
+                  concat("call ", call, ": rank ", fault.rank,
+                         " left the group or gave the call up, and has no results for rank ",
+                         setup.rank, "; its own error says why"));
+    case FaultKind::kLeft:
+      throw_error(ErrorCode::kPeerLost,
+                  concat("rank ", fault.rank, " left its peers after call ", call));
     case FaultKind::kNone: break;
   }
   throw_error(ErrorCode::kInternal, concat("unknown fault ", static_cast<int>(fault.kind)));

@@ -16,6 +16,10 @@ struct alignas(128) CallState {
   std::uint32_t barrier_epoch[kNumBarriers];
   std::uint32_t gather_epoch;
   std::int32_t reserved;
+  /// Why this rank gave up on the others, and in which call: the fault of every later call, which
+  /// writes nothing that a peer reads. Never cleared.
+  FaultRecord lost;
+  std::int64_t lost_call;
   /// The first fault since the last check, and the call in which it was.
   FaultRecord first_fault;
   std::int64_t first_fault_call;

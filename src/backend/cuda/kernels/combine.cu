@@ -27,7 +27,9 @@ __device__ void keep_first_fault(const CombineArgs& args) {
   CallState& state = *args.state;
   if (args.frame->failed == 0 || state.first_fault.kind != FaultKind::kNone) return;
   state.first_fault = args.frame->fault;
-  state.first_fault_call = static_cast<std::int64_t>(state.num_calls);
+  state.first_fault_call = is_final(args.frame->fault.kind)
+                               ? state.lost_call
+                               : static_cast<std::int64_t>(state.num_calls);
 }
 
 __global__ void combine(const __grid_constant__ CombineArgs args) {

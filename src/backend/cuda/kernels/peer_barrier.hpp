@@ -14,6 +14,7 @@ enum class BarrierPart : std::int32_t {
   kWhole = 0,
   kSignal = 1,  ///< tells the peers that this rank is here
   kWait = 2,    ///< waits for the peers; after a launch of kSignal
+  kLeave = 3,   ///< tells the peers that this rank comes no more; the barrier has no meaning
 };
 
 struct PeerBarrierArgs {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// begin_call (one block): frame and header of a new call.
+// begin_call (one block): frame and header of a new call. Of a rank that has lost a peer the call
+// fails here, before anything that peers read is written.
 // publish: ids_window[t, k] = int32(ids[t, k]); -1 stays, an illegal id becomes -1 and the smallest
 // such route is noted in the header; x_window[t] = x[t]; scores_window[t, k] = fp32(scores[t, k]).
 #include "backend/cuda/kernels/launch.cuh"
@@ -29,13 +30,23 @@ __global__ void begin_call(const __grid_constant__ PublishArgs args) {
   state.gather_epoch = state.gather_epoch == UINT32_MAX ? 1 : state.gather_epoch + 1;
   CallFrame frame{};
   frame.gather_epoch = state.gather_epoch;
+  const bool is_lost = state.lost.kind != FaultKind::kNone;
+  if (is_lost) {
+    frame.failed = 1;
+    frame.fault = state.lost;
+  } else if (args.is_refused != 0) {
+    frame.failed = 1;
+    frame.fault = {FaultKind::kRefusedByPeer, args.rank, 0, 0, 0};
+  }
   *args.frame = frame;
+  if (is_lost) return;
   *reinterpret_cast<PublishedHeader*>(args.ids_window) = {
       args.num_tokens, args.is_refused ? kRefusedCall : kNoBadRoute, 0};
 }
 
 __global__ void publish(const __grid_constant__ PublishArgs args) {
   ptx::wait_for_earlier_kernels();
+  if (args.frame->failed != 0) return;
   const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * kPublishThreads + threadIdx.x;
   const std::int64_t num_threads = static_cast<std::int64_t>(gridDim.x) * kPublishThreads;
   auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
@@ -70,6 +81,7 @@ __global__ void publish(const __grid_constant__ PublishArgs args) {
 /// The value of the first illegal id, once its place is known.
 __global__ void note_bad_id(const __grid_constant__ PublishArgs args) {
   ptx::wait_for_earlier_kernels();
+  if (args.frame->failed != 0) return;
   auto* header = reinterpret_cast<PublishedHeader*>(args.ids_window);
   if (header->bad_route != kNoBadRoute) header->bad_id = load_id(args, header->bad_route);
 }

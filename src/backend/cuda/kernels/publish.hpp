@@ -26,6 +26,7 @@ struct PublishArgs {
   std::int32_t scores_are_bf16 = 0;
   std::int32_t is_refused = 0;  ///< the host refused its arguments: peers shall fail too
   std::int32_t ids_are_64_bit = 0;
+  std::int32_t rank = 0;
   std::int32_t num_tokens = 0;
   std::int32_t top_k = 0;
   std::int32_t num_experts = 0;
@@ -36,7 +37,8 @@ struct PublishArgs {
 cudaError_t prepare_publish();
 
 /// Begins a call: resets the frame and the published header, then narrows the ids to int32, notes
-/// the first illegal one, and copies x and, widened to FP32, the scores.
+/// the first illegal one, and copies x and, widened to FP32, the scores. A rank that has lost a
+/// peer leaves its windows as they are: another one may still read them.
 cudaError_t launch_publish(const PublishArgs& args, int num_blocks, cudaStream_t stream);
 
 }  // namespace distmoe::cuda

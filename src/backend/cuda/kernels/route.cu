@@ -82,7 +82,7 @@ __global__ void count(const __grid_constant__ RouteArgs args) {
   for (int route = static_cast<int>(threadIdx.x); route < chunk.num_tokens * args.top_k;
        route += kRouteChunkThreads) {
     const std::int32_t id = chunk.ids[route];
-    if (id >= 0) atomicAdd(&counts[id], 1);
+    if (id >= 0 && id < args.num_experts) atomicAdd(&counts[id], 1);
   }
   const bool gathers = chunk.source != args.rank && is_wanted(args, chunk, LocalExperts(args));
   const int gathered = __syncthreads_count(gathers);
@@ -354,6 +354,9 @@ __device__ bool combines_per_rank(const RouteArgs& args) {
 
 __device__ void store_row(const RouteArgs& args, const Chunk& chunk, int route, std::int32_t row,
                           std::int32_t gather_row) {
+  // NOTE: what a row stands for is read twice, by count() and here. A peer that broke its word in
+  // between must not make a row that no table has.
+  if (row >= args.capacity_rows || gather_row >= args.gather_rows) return;
   const std::int64_t token = chunk.first_token + route / args.top_k;
   const std::int64_t k = route % args.top_k;
   const bool is_own = chunk.source == args.rank;
@@ -423,7 +426,7 @@ __global__ void place(const __grid_constant__ RouteArgs args) {
     Scan(scan_storage).ExclusiveSum(wanted ? 1 : 0, before);
     const std::int32_t gather_row = args.chunk_tokens[blockIdx.x] + before;
     gather_rows[threadIdx.x] = gather_row;
-    if (wanted) {
+    if (wanted && gather_row < args.gather_rows) {
       args.gather_source[gather_row] =
           args.windows[chunk.source].x + (chunk.first_token + threadIdx.x) * args.row_bytes;
       if (combines_per_rank(args)) place_sum(args, chunk, local, gather_row);

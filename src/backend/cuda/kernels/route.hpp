@@ -48,6 +48,7 @@ struct RouteArgs {
   std::uint64_t gather_buffer = 0;
   std::int64_t row_bytes = 0;      ///< 2 * D
   std::int64_t capacity_rows = 0;  ///< rows of the plan
+  std::int64_t gather_rows = 0;    ///< of them, that the plan gathers at most
   std::int32_t rank = 0;
   std::int32_t num_ranks = 1;
   std::int32_t top_k = 0;
