@@ -29,4 +29,10 @@ std::vector<MoeCase> group_cases() {
   return {{.ranks = 2, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 5}};
 }
 
+std::vector<MoeCase> lifetime_cases() {
+  return {{.ranks = 1, .num_threads = 3}, {.ranks = 3, .num_threads = 2}};
+}
+
+std::vector<MoeCase> report_cases() { return {MoeCase{}}; }
+
 }  // namespace distmoe::conformance

@@ -42,4 +42,8 @@ std::vector<MoeCase> group_cases() {
                 cases_of(Combine::kPerRank, {{0, 0, 0}, {0, 1}}));
 }
 
+std::vector<MoeCase> lifetime_cases() { return some_cases(); }
+
+std::vector<MoeCase> report_cases() { return cases_of(Combine::kPerRoute, {{0}, {0, 1}}); }
+
 }  // namespace distmoe::conformance

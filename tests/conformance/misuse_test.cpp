@@ -5,6 +5,7 @@
 // nothing is written and the next correct call works.
 #include <gtest/gtest.h>
 
+#include <initializer_list>
 #include <limits>
 
 #include "conformance/moe_refusal.hpp"
@@ -12,13 +13,19 @@
 namespace distmoe::conformance {
 namespace {
 
-class MisuseLaws : public testing::TestWithParam<MoeCase> {};
-INSTANTIATE_TEST_SUITE_P(Laws, MisuseLaws,
-                         testing::Values(MoeCase{.ranks = 1}, MoeCase{.ranks = 3}), case_name);
+class MisuseLaws : public MoeLaw {
+ protected:
+  const MoeShape shape_ = misuse_shape(GetParam());
+  const BackendContract contract_ = contract_of(GetParam());
+};
+INSTANTIATE_TEST_SUITE_P(Laws, MisuseLaws, testing::ValuesIn(some_cases()), case_name);
 
-constexpr std::int64_t kD = 12;
-constexpr std::int64_t kF = 10;
-constexpr std::int64_t kK = 3;
+/// "[4, 12]": the end of a shape.
+std::string extents(std::initializer_list<std::int64_t> extents) {
+  std::string text;
+  for (const std::int64_t extent : extents) text += ", " + std::to_string(extent);
+  return text + "]";
+}
 
 /// Every tensor of a call and its name in messages.
 struct NamedView {
@@ -77,24 +84,26 @@ TEST_P(MisuseLaws, OtherShapesAreRefusedWithBothShapes) {
                        [of = view.of](Arguments& a) { *of(a) = TensorView{}; },
                        {view.name, "shape", "got nothing"}});
   }
+  const std::int64_t d = shape_.hidden_dim;
+  const std::int64_t f = shape_.intermediate_dim;
   misuses.push_back({"x without a column",
                      [](Arguments& a) { --a.packed.input.x_TD.shape[1]; },
-                     {"x must have shape [T, 12]", "[4, 11]"}});
+                     {"x must have shape [T" + extents({d}), "[4" + extents({d - 1})}});
   misuses.push_back({"w13 with F rows",
-                     [](Arguments& a) { a.packed.weights.w13_L2FD.shape[1] = kF; },
-                     {"w13 must have shape", ", 20, 12]", ", 10, 12]"}});
+                     [f](Arguments& a) { a.packed.weights.w13_L2FD.shape[1] = f; },
+                     {"w13 must have shape", extents({2 * f, d}), extents({f, d})}});
   misuses.push_back({"w2 transposed",
-                     [](Arguments& a) {
+                     [d](Arguments& a) {
                        TensorView& w2 = a.packed.weights.w2_LDF;
                        std::swap(w2.shape[1], w2.shape[2]);
-                       w2.strides[1] = kD;
+                       w2.strides[1] = d;
                      },
-                     {"w2 must have shape", ", 12, 10]", ", 10, 12]"}});
+                     {"w2 must have shape", extents({d, f}), extents({f, d})}});
   // reports: A51, scores of K = 1 lose no dimension; here the ids do.
   misuses.push_back({"ids as one list",
-                     [](Arguments& a) {
+                     [this](Arguments& a) {
                        a.packed.input.topk_ids_TK.rank = 1;
-                       a.packed.input.topk_ids_TK.shape[0] = 4 * kK;
+                       a.packed.input.topk_ids_TK.shape[0] = 4 * shape_.top_k;
                      },
                      {"topk_ids must have shape [4, 3]", "[12]"}});
   expect_all_refused(GetParam(), misuses);
@@ -125,28 +134,32 @@ TEST_P(MisuseLaws, StridesThatAreNotHonouredAreNamed) {
                        },
                        {name, "stride", ", 2]"}});
   }
-  for (const std::int64_t stride : {std::int64_t{0}, kD - 1}) {
+  const std::int64_t d = shape_.hidden_dim;
+  const std::int64_t f = shape_.intermediate_dim;
+  for (const std::int64_t stride : {std::int64_t{0}, d - contract_.row_step}) {
+    const std::string strides = extents({stride, 1});
     misuses.push_back({"y with overlapping rows",
                        [stride](Arguments& a) { a.y.strides[0] = stride; },
-                       {"rows of y overlap", "strides [" + std::to_string(stride) + ", 1]"}});
+                       {"rows of y overlap", "strides [" + strides.substr(2)}});
     misuses.push_back({"w13 with overlapping rows",
                        [stride](Arguments& a) { a.packed.weights.w13_L2FD.strides[1] = stride; },
-                       {"rows of w13", "at least 12", ", " + std::to_string(stride) + ", 1]"}});
+                       {"rows of w13", "at least " + std::to_string(d), strides}});
   }
+  const std::int64_t stride = f - contract_.row_step;
   misuses.push_back({"w2 with overlapping rows",
-                     [](Arguments& a) { a.packed.weights.w2_LDF.strides[1] = kF - 1; },
-                     {"rows of w2", "at least 10", ", 9, 1]"}});
+                     [stride](Arguments& a) { a.packed.weights.w2_LDF.strides[1] = stride; },
+                     {"rows of w2", "at least " + std::to_string(f), extents({stride, 1})}});
   expect_all_refused(GetParam(), misuses);
 }
 
 TEST_P(MisuseLaws, OtherDevicesAreNamed) {
   std::vector<Misuse> misuses;
   for (const NamedView& view : kViews) {
-    misuses.push_back({std::string(view.name) + " on a GPU",
+    misuses.push_back({std::string(view.name) + " on another GPU",
                        [of = view.of](Arguments& a) {
-                         of(a)->device = {DeviceType::kCuda, 1};
+                         of(a)->device = {DeviceType::kCuda, 99};
                        },
-                       {view.name, "cuda:1", "host memory"}});
+                       {view.name, "cuda:99", contract_.memory}});
   }
   expect_all_refused(GetParam(), misuses);
 }
@@ -208,12 +221,13 @@ TEST_P(MisuseLaws, IdsOutOfRangeAreNamedWithTheirPlace) {
     }
     for (const std::int64_t id : wrong) {
       const std::int64_t token = place % 4;
-      const std::int64_t k = place++ % kK;
+      const std::int64_t k = place++ % shape_.top_k;
       misuses.push_back({"id " + std::to_string(id),
                          [=](Arguments& a) { a.set_id(token, k, id); },
                          {"topk_ids[" + std::to_string(token) + ", " + std::to_string(k) + "]",
                           " is " + std::to_string(id) + ";", "0 to 7", "-1"},
-                         {.id_dtype = dtype}});
+                         {.id_dtype = dtype},
+                         true});
     }
   }
   expect_all_refused(GetParam(), misuses);

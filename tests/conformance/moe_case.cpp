@@ -25,6 +25,30 @@ MoeCase single_rank_of(const MoeCase& moe_case) {
   return single;
 }
 
+MoeCase with_ranks(MoeCase moe_case, int ranks) {
+  const std::vector<int> devices = moe_case.devices;
+  moe_case.ranks = ranks;
+  moe_case.devices.clear();
+  for (std::size_t rank = 0; !devices.empty() && std::ssize(moe_case.devices) < ranks; ++rank) {
+    moe_case.devices.push_back(devices[rank % devices.size()]);
+  }
+  return moe_case;
+}
+
+Device device_of(const MoeCase& moe_case, int rank) {
+  if (moe_case.backend == BackendKind::kCpu) return {};
+  return {DeviceType::kCuda, moe_case.devices[static_cast<std::size_t>(rank)]};
+}
+
+BackendContract contract_of(const MoeCase& moe_case) {
+  if (moe_case.backend == BackendKind::kCpu) return {};
+  return {.host_waits = false,
+          .calls_ask_the_communicator = false,
+          .row_step = 8,
+          .trains = false,
+          .memory = "the memory of cuda:"};
+}
+
 std::string why_skipped(const MoeCase& moe_case) {
   if (moe_case.backend == BackendKind::kCpu) return "";
   if (std::string reason = cuda::why_unavailable(); !reason.empty()) {

@@ -14,6 +14,7 @@
 #include "distmoe/communicator.hpp"
 #include "distmoe/config.hpp"
 #include "distmoe/context.hpp"
+#include "distmoe/tensor.hpp"
 
 namespace distmoe::conformance {
 
@@ -38,6 +39,29 @@ inline std::string case_name(const testing::TestParamInfo<MoeCase>& info) {
 
 /// One rank of the case's backend.
 MoeCase single_rank_of(const MoeCase& moe_case);
+/// The case with another number of ranks, which take turns on its devices.
+MoeCase with_ranks(MoeCase moe_case, int ranks);
+
+/// Where the tensors of a rank are.
+Device device_of(const MoeCase& moe_case, int rank);
+
+/// Where the contract of the case's backend is another than the CPU's, which the laws state: what
+/// design.md 3, 7 and 9 and docs/errors.md say of a GPU.
+struct BackendContract {
+  /// A call throws what its device finds, and nothing of a failed one is written. Else check()
+  /// throws it, and y of a failed call is NaN.
+  bool host_waits = true;
+  /// Calls meet over the communicator: a host that meets a fault there, or arguments that it
+  /// refuses, has words for its peers, and contexts called in different orders are told apart. Else
+  /// peers hear which rank it was, and a call that finds no partner ends by its timeout.
+  bool calls_ask_the_communicator = true;
+  /// Widths, and the beginnings of rows of x, y and weights, are multiples of as many elements; a
+  /// row that begins elsewhere is `unsupported`, by name.
+  std::int64_t row_step = 1;
+  bool trains = true;
+  const char* memory = "host memory";  ///< where tensors must be, in messages
+};
+BackendContract contract_of(const MoeCase& moe_case);
 
 /// Why this machine cannot run the case; empty where it can.
 std::string why_skipped(const MoeCase& moe_case);
@@ -64,8 +88,12 @@ std::vector<MoeCase> some_cases();
 std::vector<MoeCase> combine_cases();
 /// P = 1 to 4 with per_route: for laws of backwards.
 std::vector<MoeCase> training_cases();
+/// One rank and a few, with several threads: for laws about contexts that come and go.
+std::vector<MoeCase> lifetime_cases();
 /// Two ranks and more: for laws about peers.
 std::vector<MoeCase> group_cases();
+/// One for each kind of device, for reports that say themselves how many ranks there were.
+std::vector<MoeCase> report_cases();
 
 /// Runs `body` on every rank of the case's engine that this process has.
 void run_group(const MoeCase& moe_case,

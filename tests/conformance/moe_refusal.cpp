@@ -41,12 +41,18 @@ void Arguments::set_id(std::int64_t token, std::int64_t k, std::int64_t id) cons
   }
 }
 
+MoeShape misuse_shape(const MoeCase& moe_case) {
+  return fit({.num_tokens = 4 * moe_case.ranks,
+              .hidden_dim = 12,
+              .intermediate_dim = 6,
+              .num_experts = 8,
+              .top_k = 3},
+             moe_case);
+}
+
 void expect_all_refused(const MoeCase& moe_case, const std::vector<Misuse>& misuses) {
-  const MoeShape shape{.num_tokens = 4 * moe_case.ranks,
-                       .hidden_dim = 12,
-                       .intermediate_dim = 10,
-                       .num_experts = 8,
-                       .top_k = 3};
+  const MoeShape shape = misuse_shape(moe_case);
+  const BackendContract contract = contract_of(moe_case);
   MoeProblem problem = make_problem(shape, RoutePattern::kMixed, 60);
   add_biases(problem, 61);
   problem.round_scores();
@@ -64,14 +70,21 @@ void expect_all_refused(const MoeCase& moe_case, const std::vector<Misuse>& misu
       arguments.y = arguments.packed.y_view();
       if (communicator->rank() == wrong_rank) misuse.spoil(arguments);
       const Outcome outcome = outcome_of([&] { arguments.call(context); });
-      std::vector<std::string> words = misuse.words;
+      const bool is_found_by_device = misuse.is_value && !contract.host_waits;
+      const bool is_refused_here =
+          communicator->rank() == wrong_rank && !is_found_by_device && !contract.host_waits;
+      std::vector<std::string> words;
+      if (contract.calls_ask_the_communicator || is_refused_here || is_found_by_device) {
+        words = misuse.words;
+      }
       words.push_back("rank " + std::to_string(wrong_rank));
       words.push_back("call " + std::to_string(2 * i + 1));
       expect_error(outcome, ErrorCode::kInvalidArgument, words);
-      EXPECT_TRUE(arguments.packed.is_y_untouched());
+      EXPECT_TRUE(is_refused_here ? arguments.packed.is_y_untouched()
+                                  : arguments.packed.is_y_of_a_failed_call(moe_case.backend));
 
       RankCall correct = pack_rank(problem, misuse.form, counts, communicator->rank());
-      routed_experts(context, correct.input, correct.weights, correct.y_view());
+      call_experts(context, correct);
       const std::vector<BF16> y =
           gather_rows(*communicator, correct.y_rows(), counts, shape.hidden_dim);
       EXPECT_EQ(first_difference(expected, y, shape.hidden_dim), "") << "after the refused call";

@@ -13,6 +13,7 @@
 
 #include "conformance/moe_call.hpp"
 #include "conformance/moe_case.hpp"
+#include "conformance/placed_call.hpp"
 #include "distmoe/error.hpp"
 
 namespace distmoe::conformance {
@@ -33,7 +34,9 @@ struct Arguments {
   TensorView y;
 
   void set_id(std::int64_t token, std::int64_t k, std::int64_t id) const;
-  void call(Context& context) const { routed_experts(context, packed.input, packed.weights, y); }
+  void call(Context& context) const {
+    call_experts(context, packed, {packed.input, packed.weights, y});
+  }
 };
 
 /// One way to break the contract.
@@ -42,11 +45,16 @@ struct Misuse {
   std::function<void(Arguments&)> spoil;
   std::vector<std::string> words;  ///< of the message, on every rank
   CallForm form = {};
+  bool is_value = false;  ///< of a tensor's element: found where the tensor is
 };
 
+/// Four tokens a rank.
+MoeShape misuse_shape(const MoeCase& moe_case);
+
 /// On one context, for every misuse: one rank (another each time) spoils its arguments; every rank
-/// gets invalid_argument in that call, with the rank and the words; no byte of y changes; and the
-/// next correct call gives the bits of a fresh context.
+/// gets invalid_argument in that call, with the rank and the words; y is that of a failed call; and
+/// the next correct call gives the bits of a fresh context. Where calls do not ask the communicator
+/// the peers of a host that refuses hear its rank alone.
 void expect_all_refused(const MoeCase& moe_case, const std::vector<Misuse>& misuses);
 
 }  // namespace distmoe::conformance

@@ -8,9 +8,9 @@
 namespace distmoe::conformance {
 
 MoeShape fit(MoeShape shape, const MoeCase& moe_case) {
-  if (moe_case.backend == BackendKind::kCpu) return shape;
+  const std::int64_t step = contract_of(moe_case).row_step;
   for (std::int64_t* width : {&shape.hidden_dim, &shape.intermediate_dim}) {
-    *width = (*width + 7) / 8 * 8;
+    *width = (*width + step - 1) / step * step;
   }
   return shape;
 }
@@ -73,12 +73,11 @@ RankCall pack_rank(const MoeProblem& problem, const CallForm& form, const TokenC
 
 Context make_context(const Config& config, const MoeCase& moe_case,
                      std::shared_ptr<Communicator> communicator) {
-  const std::size_t rank =
-      communicator == nullptr ? 0 : static_cast<std::size_t>(communicator->rank());
-  const int device = moe_case.devices.empty() ? 0 : moe_case.devices[rank];
-  return Context::create(
-      config, std::move(communicator),
-      {.backend = moe_case.backend, .num_threads = moe_case.num_threads, .device = device});
+  const int rank = communicator == nullptr ? 0 : communicator->rank();
+  return Context::create(config, std::move(communicator),
+                         {.backend = moe_case.backend,
+                          .num_threads = moe_case.num_threads,
+                          .device = device_of(moe_case, rank).index});
 }
 
 std::vector<BF16> gather_rows(Communicator& communicator, const std::vector<BF16>& mine,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/placed_call.hpp"
 
+#include <array>
+#include <cstdlib>
 #include <memory>
 #include <vector>
 
@@ -50,35 +52,107 @@ std::vector<BF16> DeviceCall::y_rows() const {
   return rows;
 }
 
+CallViews views_of(const RankCall& call) { return {call.input, call.weights, call.y_view()}; }
+
 namespace {
+
+bool holds(const PackedTensor& tensor, const void* address) {
+  const auto* at = static_cast<const std::byte*>(address);
+  return at >= tensor.bytes().data() && at < tensor.bytes().data() + tensor.bytes().size();
+}
+
+/// A tensor and its copy.
+struct Placement {
+  const PackedTensor* host;
+  const DeviceTensor* copy;
+};
+
+std::array<Placement, 8> placements(const RankCall& packed, const DeviceCall& copy) {
+  return {{{&packed.x, &copy.x},
+           {&packed.ids, &copy.ids},
+           {&packed.scores, &copy.scores},
+           {&packed.w13, &copy.w13},
+           {&packed.w2, &copy.w2},
+           {&packed.bias13, &copy.bias13},
+           {&packed.bias2, &copy.bias2},
+           {&packed.y, &copy.y}}};
+}
+
+/// The bytes of other memory that a view spans, copied; where the view's first element is there.
+void* copy_foreign(const TensorView& view, Device device, std::list<cuda::DeviceBuffer>& copies) {
+  std::int64_t before = 0;
+  std::int64_t behind = 1;
+  for (std::size_t dim = 0; dim < static_cast<std::size_t>(view.rank); ++dim) {
+    const std::int64_t way = (view.shape[dim] - 1) * view.strides[dim];
+    (way < 0 ? before : behind) += std::abs(way);
+  }
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  const auto bytes = static_cast<std::size_t>((before + behind) * element);
+  copies.emplace_back(bytes, device.index);
+  copies.back().upload(static_cast<const std::byte*>(view.data) - before * element, bytes);
+  return static_cast<std::byte*>(copies.back().data()) + before * element;
+}
 
 /// NOTE: cudaFree waits until the device is idle, and a peer on the same device may already wait
 /// there for this rank's next call. So the copies of a rank live as long as its thread.
-std::vector<std::unique_ptr<DeviceCall>>& copies_of_this_rank() {
-  thread_local std::vector<std::unique_ptr<DeviceCall>> copies;
+std::vector<std::unique_ptr<PlacedCall>>& copies_of_this_rank() {
+  thread_local std::vector<std::unique_ptr<PlacedCall>> copies;
   return copies;
 }
 
 }  // namespace
 
-void call_experts(Context& context, const RankCall& call) {
-  const Device device = context.impl().device();
-  if (device.type == DeviceType::kCpu) {
-    routed_experts(context, call.input, call.weights, call.y_view());
+PlacedCall::PlacedCall(Device device, const RankCall& packed, const CallViews& host_views)
+    : views(host_views), packed_(packed) {
+  if (device.type == DeviceType::kCpu) return;
+  copy_ = std::make_unique<DeviceCall>(packed, device.index);
+  auto& [x, ids, scores] = views.input;
+  auto& [w13, w2, bias13, bias2] = views.weights;
+  for (TensorView* view : {&x, &ids, &scores, &w13, &w2, &bias13, &bias2, &views.y}) {
+    place(*view, device);
+  }
+}
+
+void PlacedCall::place(TensorView& view, Device device) {
+  if (view.device == Device{}) view.device = device;
+  for (const Placement& tensor : placements(packed_, *copy_)) {
+    if (!holds(*tensor.host, view.data)) continue;
+    view.data = static_cast<std::byte*>(tensor.copy->buffer().data()) +
+                (static_cast<std::byte*>(view.data) - tensor.host->bytes().data());
     return;
   }
-  std::vector<std::unique_ptr<DeviceCall>>& copies = copies_of_this_rank();
+  if (view.data != nullptr && view.num_elements() > 0) {
+    view.data = copy_foreign(view, device, foreign_);
+  }
+}
+
+void PlacedCall::collect() const {
+  if (copy_ == nullptr) return;
+  copy_->y.download(packed_.y);
+  const auto* y = static_cast<const std::byte*>(views.y.data);
+  const auto* x = static_cast<const std::byte*>(copy_->x.buffer().data());
+  if (y >= x && y < x + copy_->x.buffer().size()) copy_->x.download(packed_.x);
+}
+
+void call_experts(Context& context, const RankCall& call, const CallViews& views) {
+  const Device device = context.impl().device();
+  if (device.type == DeviceType::kCpu) return PlacedCall(device, call, views).call(context);
+  std::vector<std::unique_ptr<PlacedCall>>& copies = copies_of_this_rank();
   if (context.size() == 1) copies.clear();
-  copies.push_back(std::make_unique<DeviceCall>(call, device.index));
-  const DeviceCall& placed = *copies.back();
-  routed_experts(context, placed.input(), placed.weights(), placed.y.view());
+  copies.push_back(std::make_unique<PlacedCall>(device, call, views));
+  const PlacedCall& placed = *copies.back();
   try {
+    placed.call(context);
     context.check();
   } catch (const Error&) {
-    placed.y.download(call.y);
+    placed.collect();
     throw;
   }
-  placed.y.download(call.y);
+  placed.collect();
+}
+
+void call_experts(Context& context, const RankCall& call) {
+  call_experts(context, call, views_of(call));
 }
 
 }  // namespace distmoe::conformance

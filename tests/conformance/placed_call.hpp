@@ -3,6 +3,9 @@
 // A packed call where the context's backend wants it.
 #pragma once
 
+#include <list>
+#include <memory>
+
 #include "backend/cuda/device.hpp"
 #include "conformance/moe_call.hpp"
 #include "distmoe/context.hpp"
@@ -35,8 +38,42 @@ struct DeviceCall {
   std::vector<BF16> y_rows() const;
 };
 
+/// Views into the memory of a packed call, as its own or changed.
+struct CallViews {
+  RoutedInput input;
+  ExpertWeights weights;
+  TensorView y;
+};
+CallViews views_of(const RankCall& call);
+
+/// The views where a backend wants them: themselves on the CPU, else the same views, strides,
+/// offsets, nulls and all, into a copy of the packed call's memory, or of what else a view spans. A
+/// view that says that it is on some GPU keeps saying so.
+class PlacedCall {
+ public:
+  PlacedCall(Device device, const RankCall& packed, const CallViews& views);
+  PlacedCall(Device device, const RankCall& packed)
+      : PlacedCall(device, packed, views_of(packed)) {}
+
+  void call(Context& context) const {
+    routed_experts(context, views.input, views.weights, views.y);
+  }
+  /// Brings back what may have been written: the tensor that y's view is of.
+  void collect() const;
+
+  CallViews views;
+
+ private:
+  void place(TensorView& view, Device device);
+
+  const RankCall& packed_;
+  std::unique_ptr<DeviceCall> copy_;  ///< null on the CPU
+  std::list<cuda::DeviceBuffer> foreign_;
+};
+
 /// One call of `context`, waited for: what it throws, of the host or of the device, comes out here,
 /// and y is in the packed call, that of a call that failed too.
+void call_experts(Context& context, const RankCall& call, const CallViews& views);
 void call_experts(Context& context, const RankCall& call);
 
 }  // namespace distmoe::conformance

@@ -14,6 +14,12 @@
 namespace distmoe::conformance {
 namespace {
 
+class ReportedRanks : public MoeLaw {
+ protected:
+  MoeCase of_ranks(int ranks) const { return with_ranks(GetParam(), ranks); }
+};
+INSTANTIATE_TEST_SUITE_P(Reports, ReportedRanks, testing::ValuesIn(report_cases()), case_name);
+
 /// Several calls of one context; each looks at its statistics and compares with one rank's result.
 struct Step {
   MoeProblem problem;
@@ -25,7 +31,7 @@ void run_steps(const MoeCase& moe_case, const std::vector<Step>& steps,
   std::vector<std::vector<BF16>> expected;
   std::int64_t max_tokens = 1;
   for (const Step& step : steps) {
-    expected.push_back(run(step.problem, {}));
+    expected.push_back(run(step.problem, single_rank_of(moe_case)));
     ASSERT_EQ(first_violation(step.problem, expected.back()), "");
     max_tokens = std::max(max_tokens, *std::max_element(step.counts.begin(), step.counts.end()));
   }
@@ -35,7 +41,7 @@ void run_steps(const MoeCase& moe_case, const std::vector<Step>& steps,
     for (std::size_t i = 0; i < steps.size(); ++i) {
       const auto& [problem, counts] = steps[i];
       const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-      routed_experts(context, call.input, call.weights, call.y_view());
+      call_experts(context, call);
       const std::int64_t width = problem.shape.hidden_dim;
       const auto y = gather_rows(*communicator, call.y_rows(), counts, width);
       EXPECT_EQ(first_difference(expected[i], y, width), "") << "step " << i;
@@ -44,11 +50,14 @@ void run_steps(const MoeCase& moe_case, const std::vector<Step>& steps,
   });
 }
 
+/// Of widths that every backend takes.
+constexpr std::int64_t kWidth = 16;
+
 MoeProblem routed_to(std::int64_t tokens, std::int64_t experts, std::int64_t top_k,
                      const std::function<std::int64_t(std::int64_t route)>& id_of) {
   MoeProblem problem = make_problem({.num_tokens = tokens,
-                                     .hidden_dim = 10,
-                                     .intermediate_dim = 6,
+                                     .hidden_dim = kWidth,
+                                     .intermediate_dim = 8,
                                      .num_experts = experts,
                                      .top_k = top_k},
                                     RoutePattern::kAllDisabled, 140);
@@ -59,8 +68,8 @@ MoeProblem routed_to(std::int64_t tokens, std::int64_t experts, std::int64_t top
 }
 
 // reports: A01: rank 0 has no token and receives 72 rows; then the roles go round; then three idle.
-TEST(ReportedRanks, AnIdleRankReceivesTheRowsOfAllOthers) {
-  const MoeCase four{.ranks = 4};
+TEST_P(ReportedRanks, AnIdleRankReceivesTheRowsOfAllOthers) {
+  const MoeCase four = of_ranks(4);
   std::vector<Step> steps;
   for (std::int64_t idle = 0; idle < 4; ++idle) {
     TokenCounts counts(4, 4);
@@ -80,19 +89,19 @@ TEST(ReportedRanks, AnIdleRankReceivesTheRowsOfAllOthers) {
 }
 
 // reports: A02: a rank receives nothing, then sends nothing, then nobody has a token.
-TEST(ReportedRanks, ARankMayReceiveNothingAndSendNothing) {
+TEST_P(ReportedRanks, ARankMayReceiveNothingAndSendNothing) {
   const auto to_rank_0 = [](std::int64_t route) { return route % 3; };
-  run_steps({.ranks = 2}, {{routed_to(8, 6, 2, to_rank_0), {4, 4}},
-                           {routed_to(4, 6, 2, to_rank_0), {4, 0}},
-                           {routed_to(4, 6, 2, to_rank_0), {0, 4}},
-                           {routed_to(0, 6, 2, to_rank_0), {0, 0}},
-                           {routed_to(8, 6, 2, to_rank_0), {3, 5}}});
+  run_steps(of_ranks(2), {{routed_to(8, 6, 2, to_rank_0), {4, 4}},
+                          {routed_to(4, 6, 2, to_rank_0), {4, 0}},
+                          {routed_to(4, 6, 2, to_rank_0), {0, 4}},
+                          {routed_to(0, 6, 2, to_rank_0), {0, 0}},
+                          {routed_to(8, 6, 2, to_rank_0), {3, 5}}});
 }
 
 // reports: A03, A04: no token at all on one rank, with null pointers, then eight.
-TEST(ReportedRanks, ACallWithoutTokensLeavesTheNextAlone) {
+TEST_P(ReportedRanks, ACallWithoutTokensLeavesTheNextAlone) {
   const auto round_robin = [](std::int64_t route) { return route % 5; };
-  run_steps({.ranks = 1},
+  run_steps(of_ranks(1),
             {{routed_to(0, 5, 2, round_robin), {0}},
              {routed_to(8, 5, 2, round_robin), {8}},
              {routed_to(0, 5, 2, round_robin), {0}}},
@@ -103,7 +112,7 @@ TEST(ReportedRanks, ACallWithoutTokensLeavesTheNextAlone) {
 }
 
 // reports: A08, A10, A07: experts without rows between busy ones, with the counts of the reports.
-TEST(ReportedRanks, ExpertsWithoutRowsBetweenBusyOnes) {
+TEST_P(ReportedRanks, ExpertsWithoutRowsBetweenBusyOnes) {
   for (const std::vector<std::int64_t>& counts :
        {std::vector<std::int64_t>{5, 0, 3, 0}, {8, 0, 8, 0}, {162, 0, 2577, 446, 0, 83}}) {
     std::vector<std::int64_t> ids;
@@ -116,7 +125,7 @@ TEST(ReportedRanks, ExpertsWithoutRowsBetweenBusyOnes) {
         routed_to(tokens, static_cast<std::int64_t>(counts.size()), 1,
                   [&](std::int64_t route) { return ids[static_cast<std::size_t>(route)]; });
     for (const int ranks : {1, 3}) {
-      run_steps({.ranks = ranks}, {{problem, even_split(tokens, ranks)}},
+      run_steps(of_ranks(ranks), {{problem, even_split(tokens, ranks)}},
                 [&](std::size_t, const Context& context) {
                   EXPECT_EQ(context.last_call().rows_per_expert, counts);
                 });
@@ -125,8 +134,8 @@ TEST(ReportedRanks, ExpertsWithoutRowsBetweenBusyOnes) {
 }
 
 // reports: A14, A15: 256 rows where a plan of 1.5 has 96; the next balanced call is right.
-TEST(ReportedRanks, ACollapsedRouterIsRefusedOrRight) {
-  const MoeCase four{.ranks = 4};
+TEST_P(ReportedRanks, ACollapsedRouterIsRefusedOrRight) {
+  const MoeCase four = of_ranks(4);
   const MoeProblem collapsed = routed_to(256, 16, 1, [](std::int64_t) { return 5; });
   const MoeProblem balanced = routed_to(256, 16, 1, [](std::int64_t route) { return route % 16; });
   const TokenCounts counts(4, 64);
@@ -138,50 +147,48 @@ TEST(ReportedRanks, ACollapsedRouterIsRefusedOrRight) {
   Config config = config_of(collapsed, four, {}, 64);
   for (const auto& [factor, available] : {std::pair{1.5, "96"}, std::pair{1.0, "64"}}) {
     config.device_scratch_capacity_factor = factor;
-    const std::vector<BF16> expected = run(balanced, {});
+    const std::vector<BF16> expected = run(balanced, of_ranks(1));
     run_group(four, [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, four, communicator);
       const RankCall wrong = pack_rank(collapsed, {}, counts, communicator->rank());
-      expect_error(
-          outcome_of([&] { routed_experts(context, wrong.input, wrong.weights, wrong.y_view()); }),
-          ErrorCode::kCapacityExceeded,
-          {"rank 1", "256 required", std::string(available) + " available"});
-      EXPECT_TRUE(wrong.is_y_untouched());
+      expect_error(outcome_of([&] { call_experts(context, wrong); }), ErrorCode::kCapacityExceeded,
+                   {"rank 1", "256 required", std::string(available) + " available"});
+      EXPECT_TRUE(wrong.is_y_of_a_failed_call(GetParam().backend));
       const RankCall right = pack_rank(balanced, {}, counts, communicator->rank());
-      routed_experts(context, right.input, right.weights, right.y_view());
-      const auto y = gather_rows(*communicator, right.y_rows(), counts, 10);
-      EXPECT_EQ(first_difference(expected, y, 10), "");
+      call_experts(context, right);
+      const auto y = gather_rows(*communicator, right.y_rows(), counts, kWidth);
+      EXPECT_EQ(first_difference(expected, y, kWidth), "");
     });
   }
 }
 
 // reports: A17: with room for 64 rows, 64 are right and 65 an error.
-TEST(ReportedRanks, NothingIsCutSilently) {
-  const MoeCase two{.ranks = 2};
+TEST_P(ReportedRanks, NothingIsCutSilently) {
+  const MoeCase two = of_ranks(2);
   Config config = config_of(routed_to(1, 2, 1, [](std::int64_t) { return 0; }), two, {}, 40);
   config.device_scratch_capacity_factor = 1.6;  // 64 rows of 40 tokens
   for (const std::int64_t rows : {64, 65}) {
     const MoeProblem problem =
         routed_to(80, 2, 1, [=](std::int64_t route) { return route < rows ? 1 : 0; });
     const TokenCounts counts(2, 40);
+    const std::vector<BF16> expected = run(problem, of_ranks(1));
     run_group(two, [&](const std::shared_ptr<Communicator>& communicator) {
       Context context = make_context(config, two, communicator);
       const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-      const Outcome outcome =
-          outcome_of([&] { routed_experts(context, call.input, call.weights, call.y_view()); });
+      const Outcome outcome = outcome_of([&] { call_experts(context, call); });
       if (rows == 65) {
         expect_error(outcome, ErrorCode::kCapacityExceeded, {"65 required", "64 available"});
         return;
       }
       ASSERT_EQ(outcome.message, "");
-      const auto y = gather_rows(*communicator, call.y_rows(), counts, 10);
-      EXPECT_EQ(first_difference(run(problem, {}), y, 10), "");
+      const auto y = gather_rows(*communicator, call.y_rows(), counts, kWidth);
+      EXPECT_EQ(first_difference(expected, y, kWidth), "");
     });
   }
 }
 
 // reports: A120: experts over ranks as even as possible, in blocks, a rank may own none.
-TEST(ReportedRanks, ExpertsThatDoNotDivideAreSplitEvenly) {
+TEST_P(ReportedRanks, ExpertsThatDoNotDivideAreSplitEvenly) {
   struct Split {
     std::int64_t experts;
     std::vector<std::int64_t> owned;
@@ -193,7 +200,7 @@ TEST(ReportedRanks, ExpertsThatDoNotDivideAreSplitEvenly) {
     const int ranks = static_cast<int>(split.owned.size());
     const MoeProblem problem =
         routed_to(split.experts, split.experts, 1, [](std::int64_t route) { return route; });
-    run_steps({.ranks = ranks}, {{problem, even_split(split.experts, ranks)}},
+    run_steps(of_ranks(ranks), {{problem, even_split(split.experts, ranks)}},
               [&](std::size_t, const Context& context) {
                 const auto rank = static_cast<std::size_t>(context.rank());
                 EXPECT_EQ(context.num_local_experts(), split.owned[rank]);
