@@ -138,6 +138,31 @@ TEST_F(CudaForward, RowsStandInTheCpusOrderAndHoldTheirTokens) {
   }
 }
 
+/// What a program allocates after it made, used or closed a context lies where it lay before.
+TEST_F(CudaForward, TheDeviceOfTheCallersThreadStaysItsOwn) {
+  if (cuda::device_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  const MoeProblem problem =
+      conformance::make_problem({8, 64, 32, 4, 2}, RoutePattern::kDistinct, 1);
+  const conformance::MoeCase on_second = cuda_case({1});
+  const Config config = conformance::config_of(problem, on_second, {}, 8);
+  const conformance::RankCall host = conformance::pack_rank(problem, {}, {8}, 0);
+  const auto current = [] {
+    int device = -1;
+    cudaGetDevice(&device);
+    return device;
+  };
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  {
+    Context context = conformance::make_context(config, on_second, nullptr);
+    EXPECT_EQ(current(), 0);
+    conformance::call_experts(context, host);
+    EXPECT_EQ(current(), 0);
+    context.close();
+    EXPECT_EQ(current(), 0);
+  }
+  EXPECT_EQ(conformance::first_violation(problem, host.y_rows()), "");
+}
+
 TEST_F(CudaForward, FortyRunsGiveTheSameBits) {
   const MoeProblem problem =
       conformance::make_problem({500, 256, 128, 16, 8}, RoutePattern::kMixed, 9);

@@ -91,12 +91,15 @@ CudaBackend::CudaBackend(BackendSetup setup)
 }
 
 CudaBackend::~CudaBackend() {
+  int current = setup_.device;
+  cudaGetDevice(&current);
   cudaSetDevice(setup_.device);
   cudaEventSynchronize(last_call_done_);
   leave();
   cudaStreamSynchronize(own_stream_);
   cudaEventDestroy(last_call_done_);
   cudaStreamDestroy(own_stream_);
+  cudaSetDevice(current);
 }
 
 void CudaBackend::connect() {
@@ -409,6 +412,7 @@ RoutingLoad CudaBackend::load() {
 }
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {
+  const DeviceScope callers;
   return std::make_unique<CudaBackend>(std::move(setup));
 }
 

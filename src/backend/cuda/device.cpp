@@ -43,10 +43,9 @@ std::string why_unavailable() {
   return {};
 }
 
-DeviceScope::DeviceScope(int device) {
-  DISTMOE_CUDA_CHECK(cudaGetDevice(&previous_));
-  DISTMOE_CUDA_CHECK(cudaSetDevice(device));
-}
+DeviceScope::DeviceScope() { DISTMOE_CUDA_CHECK(cudaGetDevice(&previous_)); }
+
+DeviceScope::DeviceScope(int device) : DeviceScope() { DISTMOE_CUDA_CHECK(cudaSetDevice(device)); }
 
 DeviceScope::~DeviceScope() { cudaSetDevice(previous_); }
 

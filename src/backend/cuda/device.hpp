@@ -16,6 +16,8 @@ int device_count();
 /// Makes a device current for this thread while it lives.
 class DeviceScope {
  public:
+  /// Leaves the device as it is, until it is changed.
+  DeviceScope();
   explicit DeviceScope(int device);
   ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;
