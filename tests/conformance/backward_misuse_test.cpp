@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <mutex>
+#include <vector>
 
 #include "conformance/moe_gradients.hpp"
 #include "conformance/moe_refusal.hpp"
@@ -130,8 +131,12 @@ std::vector<BackwardMisuseCase> misuses() {
        {"grad_x and w2 overlap in memory"}},
       {"grad_w2 in the place of an expert of a strided w2",
        [](auto& a) {
+         // Memory of its own: beyond the weights of the call other tensors may lie.
+         static std::vector<BF16> memory;
          TensorView& w2 = a.weights.w2_LDF;
          w2.strides[0] *= 2;
+         memory.assign(static_cast<std::size_t>(w2.shape[0] * w2.strides[0]), BF16{});
+         w2.data = memory.data();
          TensorView& tensor = a.gradients.grad_w2_LDF.tensor;
          tensor = with_dtype(tensor, DType::kBF16);
          tensor.data = static_cast<BF16*>(w2.data) + w2.strides[0];
