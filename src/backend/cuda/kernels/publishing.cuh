@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What begins a call and shows peers what they need of it: steps that kernels of their own make
+// (publish.cu), or the blocks of one (publish_route.cu).
+//
+//   begin_call   frame and header of a new call. Of a rank that has lost a peer the call fails
+//   here,
+//                and no step writes anything that peers read
+//   publish_ids  ids_window[t, k] = int32(ids[t, k]); -1 stays, an illegal id becomes -1 and the
+//                smallest such route is noted in the header
+//   publish_x    x_window[t] = x[t]
+//   publish_scores  scores_window[t, k] = fp32(scores[t, k])
+//   note_bad_id  the value of the first illegal id, once its place is known
+#pragma once
+
+#include "backend/cuda/kernels/publish.hpp"
+#include "backend/cuda/kernels/score.cuh"
+
+namespace distmoe::cuda {
+
+/// The threads that share a step.
+struct PublishingThreads {
+  std::int64_t first;
+  std::int64_t count;
+};
+
+__device__ inline std::int64_t load_id(const PublishArgs& args, std::int64_t route) {
+  const std::int64_t token = route / args.top_k;
+  const std::int64_t k = route % args.top_k;
+  const std::int64_t offset = token * args.id_token_stride + k * args.id_k_stride;
+  return args.ids_are_64_bit ? static_cast<const std::int64_t*>(args.ids)[offset]
+                             : static_cast<const std::int32_t*>(args.ids)[offset];
+}
+
+__device__ inline PublishedHeader* header_of(const PublishArgs& args) {
+  return reinterpret_cast<PublishedHeader*>(args.ids_window);
+}
+
+/// By one thread.
+__device__ inline void begin_call(const PublishArgs& args) {
+  CallState& state = *args.state;
+  ++state.num_calls;
+  // 0 means that nothing has arrived.
+  state.gather_epoch = state.gather_epoch == UINT32_MAX ? 1 : state.gather_epoch + 1;
+  CallFrame frame{};
+  frame.gather_epoch = state.gather_epoch;
+  const bool is_lost = state.lost.kind != FaultKind::kNone;
+  if (is_lost) {
+    frame.failed = 1;
+    frame.fault = state.lost;
+  } else if (args.is_refused != 0) {
+    frame.failed = 1;
+    frame.fault = {FaultKind::kRefusedByPeer, args.rank, 0, 0, 0};
+  }
+  *args.frame = frame;
+  if (is_lost) return;
+  *header_of(args) = {args.num_tokens, args.is_refused ? kRefusedCall : kNoBadRoute, 0};
+}
+
+__device__ inline void publish_ids(const PublishArgs& args, const PublishingThreads& threads) {
+  auto* ids = reinterpret_cast<std::int32_t*>(args.ids_window + sizeof(PublishedHeader));
+  const std::int64_t num_routes = static_cast<std::int64_t>(args.num_tokens) * args.top_k;
+  for (std::int64_t route = threads.first; route < num_routes; route += threads.count) {
+    const std::int64_t id = load_id(args, route);
+    const bool is_legal = id >= -1 && id < args.num_experts;
+    ids[route] = is_legal ? static_cast<std::int32_t>(id) : -1;
+    if (!is_legal) {
+      atomicMin(reinterpret_cast<unsigned long long*>(&header_of(args)->bad_route),
+                static_cast<unsigned long long>(route));
+    }
+  }
+}
+
+__device__ inline void publish_scores(const PublishArgs& args, const PublishingThreads& threads) {
+  if (args.scores_window == 0) return;
+  auto* scores = reinterpret_cast<float*>(args.scores_window);
+  const std::int64_t num_routes = static_cast<std::int64_t>(args.num_tokens) * args.top_k;
+  for (std::int64_t route = threads.first; route < num_routes; route += threads.count) {
+    scores[route] = load_score(args, route / args.top_k, route % args.top_k);
+  }
+}
+
+__device__ inline void publish_x(const PublishArgs& args, const PublishingThreads& threads) {
+  if (args.x_window == 0) return;
+  const std::int64_t vectors_per_row = args.row_bytes / 16;
+  const std::int64_t num_vectors = args.num_tokens * vectors_per_row;
+  for (std::int64_t i = threads.first; i < num_vectors; i += threads.count) {
+    const std::int64_t token = i / vectors_per_row;
+    const std::int64_t column = i % vectors_per_row;
+    reinterpret_cast<uint4*>(args.x_window)[i] =
+        reinterpret_cast<const uint4*>(args.x + token * args.x_stride_bytes)[column];
+  }
+}
+
+/// By one thread, when all ids are published. Past L1, which the minimum was not made in.
+__device__ inline void note_bad_id(const PublishArgs& args) {
+  PublishedHeader* header = header_of(args);
+  const std::int64_t bad_route = __ldcg(&header->bad_route);
+  if (bad_route != kNoBadRoute) header->bad_id = load_id(args, bad_route);
+}
+
+}  // namespace distmoe::cuda
