@@ -159,12 +159,33 @@ TEST(ForwardLaunches, FewRowsOfASingleRankAreOneLaunch) {
 TEST(ForwardLaunches, FewRowsWithPeersHaveBothProductsInOneLaunch) {
   ChoiceInputs inputs = qwen();
   inputs.num_ranks = 2;
-  std::string names;
-  for (const NamedLaunch& launch : forward_launches(inputs, choose_kernels(inputs), 0, 128, 128)) {
-    names += std::string(launch.kernel) + " ";
-  }
-  EXPECT_NE(names.find("route_place sm90_bf16_few_rows peer_barrier combine "), std::string::npos)
-      << names;
+  const auto names_of = [&](std::int64_t tokens, std::int64_t max_tokens) {
+    std::string names;
+    for (const NamedLaunch& launch :
+         forward_launches(inputs, choose_kernels(inputs), 0, tokens, max_tokens)) {
+      names += std::string(launch.kernel) + " ";
+    }
+    return names;
+  };
+  EXPECT_EQ(names_of(128, 257),
+            "begin_call publish note_bad_id peer_barrier route_count route_scan route_place "
+            "sm90_bf16_few_rows peer_barrier combine ");
+  EXPECT_EQ(names_of(128, 128), "publish_route sm90_bf16_few_rows peer_barrier combine ");
+  EXPECT_EQ(names_of(33, 128), "publish_route sm90_bf16_few_rows combine ");
+  EXPECT_EQ(names_of(0, 128), "publish_route w13_swiglu w2_scatter peer_barrier keep_fault ");
+}
+
+TEST(ForwardLaunches, AJoinedHeadHasABlockForIdsAndOthersForActivations) {
+  ChoiceInputs inputs = qwen();
+  inputs.num_ranks = 2;
+  const auto head = [&](std::int64_t tokens) {
+    return forward_launches(inputs, choose_kernels(inputs), 0, tokens, 128).front().shape;
+  };
+  EXPECT_EQ(head(0).blocks, 1);
+  EXPECT_EQ(head(1).blocks, 2);
+  EXPECT_EQ(head(128).blocks, 1 + 32);
+  // Headers and ids of both ranks, then 128 counts.
+  EXPECT_EQ(head(1).shared_bytes, 2 * (128 + 128 * 8 * 4) + 128 * 8 * 2 / 2);
 }
 
 TEST(ForwardLaunches, PerRankSendsSumsBeforeItMeetsThePeers) {

@@ -212,6 +212,48 @@ TEST(RankTilings, TheLargestGroupIsRankedToo) {
 }
 
 // Measured: Mixtral loses at every number of tokens up to 128, the others gain from 16 on.
+TEST(KernelChoice, PublishingAndRoutingJoinWhereOneBlockCanRoute) {
+  ChoiceInputs inputs = qwen();
+  EXPECT_FALSE(joins_publish_and_route(inputs, 128));  // no peers
+  inputs.num_ranks = 2;
+  EXPECT_TRUE(joins_publish_and_route(inputs, 1));
+  EXPECT_TRUE(joins_publish_and_route(inputs, 256));
+  EXPECT_FALSE(joins_publish_and_route(inputs, 257));  // a second chunk
+  inputs.num_ranks = 4;
+  EXPECT_TRUE(joins_publish_and_route(inputs, 256));
+  inputs.num_ranks = 8;
+  EXPECT_TRUE(joins_publish_and_route(inputs, 128));
+  EXPECT_FALSE(joins_publish_and_route(inputs, 256));  // 66 KB of ids
+  inputs.num_ranks = 9;
+  EXPECT_FALSE(joins_publish_and_route(inputs, 1));
+  inputs.num_ranks = 2;
+  inputs.num_experts = 4096;
+  EXPECT_TRUE(joins_publish_and_route(inputs, 64));
+  EXPECT_FALSE(joins_publish_and_route(inputs, 256));  // 32 KB of counts, 16 KB of ids
+}
+
+TEST(KernelChoice, CombineMeetsPeersWhereItsBlocksLeaveRoomForWhatPeersWaitFor) {
+  ChoiceInputs inputs = qwen();
+  const auto joins = [&](std::int64_t tokens) {
+    return joins_meeting_and_combine(inputs, choose_kernels(inputs), tokens);
+  };
+  EXPECT_FALSE(joins(1));
+  inputs.num_ranks = 2;
+  EXPECT_FALSE(joins(0));
+  EXPECT_TRUE(joins(1));
+  EXPECT_TRUE(joins(33));
+  EXPECT_FALSE(joins(34));
+  EXPECT_FALSE(joins(std::int64_t{1} << 60));
+  inputs.ranks_on_device = 2;
+  EXPECT_FALSE(joins(1));  // 132 blocks compute
+  inputs.allowed_sms = 64;
+  EXPECT_TRUE(joins(16));
+  EXPECT_FALSE(joins(17));
+  inputs.allowed_sms = 112;
+  EXPECT_TRUE(joins(10));
+  EXPECT_FALSE(joins(11));
+}
+
 TEST(KernelChoice, W2StartsEarlyWhereItHasManyTiles) {
   ChoiceInputs inputs = qwen();
   ContextChoice choice = choose_kernels(inputs);

@@ -23,26 +23,34 @@ using conformance::RoutePattern;
 
 class CudaFaults : public GpuTest {};
 
-/// Runs `body` for ranks on all devices and both ways to combine.
+/// Runs `body` for ranks on all devices, both ways to combine and all ways to launch.
 void for_each_form(const MoeProblem& problem,
                    const std::function<void(const GpuRun&, RowsOfRanks&)>& body) {
+  const auto run = [&](const Devices& devices, Combine combine, const LaunchForm& form) {
+    SCOPED_TRACE(name_of(devices) + (combine == Combine::kPerRank ? ", per_rank, " : ", ") +
+                 form.name);
+    RowsOfRanks rows(devices.size());
+    body({.devices = devices,
+          .counts =
+              conformance::even_split(problem.shape.num_tokens, static_cast<int>(devices.size())),
+          .adjust =
+              [&](Config& config) {
+                config.combine = combine;
+                form.apply(config);
+              }},
+         rows);
+    EXPECT_EQ(conformance::first_violation(problem, rows.all()), "");
+  };
   for (const Combine combine : {Combine::kPerRoute, Combine::kPerRank}) {
     for (const Devices& devices : all_devices()) {
-      SCOPED_TRACE(name_of(devices) + (combine == Combine::kPerRank ? ", per_rank" : ""));
-      RowsOfRanks rows(devices.size());
-      body({.devices = devices,
-            .counts =
-                conformance::even_split(problem.shape.num_tokens, static_cast<int>(devices.size())),
-            .adjust = [&](Config& config) { config.combine = combine; }},
-           rows);
-      EXPECT_EQ(conformance::first_violation(problem, rows.all()), "");
+      for (const LaunchForm& form : launch_forms()) run(devices, combine, form);
     }
   }
 }
 
 TEST_F(CudaFaults, ABadIdFailsOnEveryRankAndTheNextCallWorks) {
   const MoeProblem good =
-      conformance::make_problem({100, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
+      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
   for (const std::int64_t id : {std::int64_t{8}, std::int64_t{-2}, std::int64_t{1} << 32}) {
     MoeProblem bad = good;
     bad.ids[7] = id;
@@ -68,7 +76,7 @@ TEST_F(CudaFaults, ABadIdFailsOnEveryRankAndTheNextCallWorks) {
 // A rank whose host refuses its arguments throws; its peers hear of it from check(), and all go on.
 TEST_F(CudaFaults, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
   const MoeProblem problem =
-      conformance::make_problem({80, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
   for_each_form(problem, [&](const GpuRun& run, RowsOfRanks& rows) {
     const auto ranks = static_cast<int>(run.devices.size());
     on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
@@ -160,16 +168,19 @@ TEST_F(CudaFaults, ACreationThatFailsOnOneRankFailsOnAllWithItsCode) {
 // A rank that comes after the others gave up has no results of theirs and must not pretend so.
 TEST_F(CudaFaults, ARankThatComesTooLateFailsToo) {
   const MoeProblem problem =
-      conformance::make_problem({60, 128, 64, 9, 3}, RoutePattern::kDistinct, 9);
+      conformance::make_problem({24, 128, 64, 9, 3}, RoutePattern::kDistinct, 9);
   std::vector<Devices> placements = {{0, 0}, {0, 0, 0}};
   if (cuda::device_count() > 1) placements.push_back({0, 1});
-  for (const Devices& devices : placements) {
-    SCOPED_TRACE(name_of(devices));
+  const auto come_late = [&](const Devices& devices, const LaunchForm& form) {
+    SCOPED_TRACE(name_of(devices) + ", " + form.name);
     const auto ranks = static_cast<int>(devices.size());
     const auto timeout = std::chrono::milliseconds(400);
     const GpuRun run{.devices = devices,
-                     .counts = conformance::even_split(60, ranks),
-                     .adjust = [&](Config& config) { config.timeout = timeout; }};
+                     .counts = conformance::even_split(24, ranks),
+                     .adjust = [&](Config& config) {
+                       config.timeout = timeout;
+                       form.apply(config);
+                     }};
     on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
       const int late = ranks - 1;
       // The others wait at both barriers of the call.
@@ -186,6 +197,9 @@ TEST_F(CudaFaults, ARankThatComesTooLateFailsToo) {
           outcome_of([&] { routed_experts(context, call.input(), call.weights(), call.y.view()); }),
           ErrorCode::kClosed, {});
     });
+  };
+  for (const Devices& devices : placements) {
+    for (const LaunchForm& form : launch_forms()) come_late(devices, form);
   }
 }
 

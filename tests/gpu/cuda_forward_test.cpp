@@ -233,6 +233,37 @@ TEST_F(CudaForward, FewTokensHaveTheBitsOfMany) {
   }
 }
 
+// One launch or several of the head and of the end of a call; the ranks that have few tokens may
+// choose otherwise than their peers.
+TEST_F(CudaForward, FewTokensOfRanksHaveTheSameBitsHoweverTheyAreLaunched) {
+  const auto compare = [](const Devices& devices, Combine combine, std::int64_t tokens) {
+    const auto ranks = static_cast<int>(devices.size());
+    const MoeProblem problem =
+        conformance::make_problem({tokens, 256, 136, 9, 4}, RoutePattern::kMixed, 22);
+    std::vector<BF16> first;
+    for (const LaunchForm& form : launch_forms()) {
+      const std::vector<BF16> y =
+          run_cuda(problem, {.devices = devices,
+                             .counts = conformance::ragged_split(tokens, ranks, 2),
+                             .adjust = [&](Config& config) {
+                               config.combine = combine;
+                               form.apply(config);
+                             }});
+      if (first.empty()) first = y;
+      EXPECT_EQ(conformance::first_difference(first, y, 256), "")
+          << name_of(devices) << ", " << tokens << " tokens, " << form.name;
+    }
+    EXPECT_EQ(conformance::first_violation(problem, first), "");
+  };
+  for (const Devices& devices : all_devices()) {
+    if (devices.size() == 1) continue;
+    for (const std::int64_t tokens : {1, 3, 20, 130}) {
+      compare(devices, Combine::kPerRoute, tokens);
+      compare(devices, Combine::kPerRank, tokens);
+    }
+  }
+}
+
 // 256 tokens that name one expert in all of their 255 routes fill the counters of routing.
 TEST_F(CudaForward, AsManyRoutesAsATokenMayHaveToOneExpert) {
   const MoeProblem problem =

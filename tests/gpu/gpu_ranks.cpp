@@ -21,6 +21,17 @@ std::vector<Devices> all_devices() {
   return result;
 }
 
+void LaunchForm::apply(Config& config) const {
+  config.max_tokens = std::max(config.max_tokens, least_room);
+  config.num_sms = num_sms;
+}
+
+std::vector<LaunchForm> launch_forms() {
+  return {{.name = "in steps", .least_room = 300},
+          {.name = "one launch of the head"},
+          {.name = "one launch of the head, one of the end", .num_sms = 64}};
+}
+
 std::string name_of(const Devices& devices) {
   return std::to_string(devices.size()) + " ranks, last on device " +
          std::to_string(devices.back());

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "conformance/moe_runner.hpp"
@@ -20,6 +22,20 @@ using Devices = std::vector<int>;
 
 /// One to four ranks on the first GPU; where there are two GPUs, two and three ranks on both too.
 std::vector<Devices> all_devices();
+
+/// How a call with peers is launched, as far as its tokens and the GPU allow.
+struct LaunchForm {
+  std::string name;
+  std::int64_t least_room = 0;  ///< of max_tokens; of more than a routing chunk: head in steps
+  /// Fewer SMs than the GPU has leave room for blocks that wait: combine meets the peers itself,
+  /// also where ranks share it.
+  std::optional<std::int64_t> num_sms = std::nullopt;
+
+  void apply(Config& config) const;
+};
+
+/// Head and end in steps, or either in one launch.
+std::vector<LaunchForm> launch_forms();
 
 /// "3 ranks, last on device 0"
 std::string name_of(const Devices& devices);

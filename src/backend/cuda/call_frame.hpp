@@ -107,7 +107,7 @@ struct alignas(16) CallFrame {
       gather_epoch;  ///< a ready flag holds this value when its chunk has arrived; never 0
   std::int32_t next_gather_chunk;        ///< routing writes 0
   std::int32_t next_tile[kNumProducts];  ///< routing writes 0
-  std::int32_t reserved;
+  std::uint32_t has_met;                 ///< 1: combine's first block has met the peers
   FaultRecord fault;
 };
 

@@ -9,13 +9,12 @@
 #include "backend/cuda/fault_text.hpp"
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
-#include "backend/cuda/kernels/publish.hpp"
+#include "backend/cuda/kernels/publish_route.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/select/few_rows_choice.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
-#include "comm/agreement.hpp"
 #include "comm/exchange.hpp"
 #include "core/check.hpp"
 #include "layout/context_buffers.hpp"
@@ -82,6 +81,7 @@ CudaBackend::CudaBackend(BackendSetup setup)
   DISTMOE_CUDA_CHECK(prepare_few_rows());
   DISTMOE_CUDA_CHECK(prepare_route());
   DISTMOE_CUDA_CHECK(prepare_publish());
+  DISTMOE_CUDA_CHECK(prepare_publish_route());
   DISTMOE_CUDA_CHECK(prepare_peer_barrier());
   DISTMOE_CUDA_CHECK(prepare_rank_sums());
   DISTMOE_CUDA_CHECK(prepare_combine());
@@ -133,95 +133,7 @@ std::uint64_t CudaBackend::timeout_ns() const {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(bounded(setup_.timeout)).count());
 }
 
-void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
-  const cudaStream_t stream = stream_of(call);
-  call_in_progress_ = stream;
-  if (!refusal && is_one_launch(call)) return;
-  const DeviceScope scope(setup_.device);
-  PublishArgs args{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-                   .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                   .ids_window = memory_.address(buffer_name::kIdWindow),
-                   .x_window = memory_.address(buffer_name::kDispatchWindow),
-                   .x = address_of(call.x_TD),
-                   .x_stride_bytes = row_stride_bytes(call.x_TD),
-                   .ids = call.topk_ids_TK.data,
-                   .id_token_stride = call.topk_ids_TK.strides[0],
-                   .id_k_stride = call.topk_ids_TK.strides[1],
-                   .scores = call.topk_scores_TK.data,
-                   .score_token_stride = call.topk_scores_TK.strides[0],
-                   .score_k_stride = call.topk_scores_TK.strides[1],
-                   .scores_window = score_window(),
-                   .scores_are_bf16 = call.topk_scores_TK.dtype == DType::kBF16,
-                   .is_refused = refusal.has_value(),
-                   .ids_are_64_bit = call.topk_ids_TK.dtype == DType::kI64,
-                   .rank = setup_.rank,
-                   .num_tokens = static_cast<std::int32_t>(call.num_tokens),
-                   .top_k = static_cast<std::int32_t>(setup_.config.top_k),
-                   .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
-                   .row_bytes = static_cast<std::int32_t>(setup_.config.hidden_dim * 2)};
-  DISTMOE_CUDA_CHECK(launch_publish(args, choice_.publish_blocks, stream));
-  meet_peers(PeerBarrier::kPublished, stream);
-  if (!refusal) return;
-  // The peers find the refusal and compute nothing; this rank keeps in step with them.
-  meet_peers(PeerBarrier::kResultsStored, stream);
-  mark_end_of_call(stream);
-  throw AgreedError(refusal->code(), refusal->what());
-}
-
-void CudaBackend::route(const ForwardCall& call) {
-  if (is_one_launch(call)) return;
-  const DeviceScope scope(setup_.device);
-  const RouteArgs args{
-      .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
-      .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-      .groups = memory_.buffer_of<TileGroup>(buffer_name::kTileGroups),
-      .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
-      .chunk_counts = memory_.buffer_of<std::int32_t>(buffer_name::kChunkCounts),
-      .chunk_tokens = memory_.buffer_of<std::int32_t>(buffer_name::kChunkTokens),
-      .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
-      .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
-      .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert),
-      .row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
-      .token_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
-      .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
-      .result_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress),
-      .gather_source = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
-      .sums = sum_tables(),
-      .x = address_of(call.x_TD),
-      .x_stride_bytes = row_stride_bytes(call.x_TD),
-      .gather_buffer = gather_buffer(call),
-      .row_bytes = setup_.config.hidden_dim * 2,
-      .capacity_rows = capacity_rows_,
-      .gather_rows = cuda_gather_rows(setup_.config, setup_.size, capacity_rows_),
-      .rank = setup_.rank,
-      .num_ranks = setup_.size,
-      .top_k = static_cast<std::int32_t>(setup_.config.top_k),
-      .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
-      .chunks_per_rank =
-          static_cast<std::int32_t>(route_chunks_per_rank(setup_.config.max_tokens))};
-  DISTMOE_CUDA_CHECK(launch_route(args, stream_of(call)));
-}
-
 bool CudaBackend::combines_per_rank() const { return setup_.config.combine == Combine::kPerRank; }
-
-std::uint64_t CudaBackend::score_window() const {
-  if (!combines_per_rank() || setup_.size == 1) return 0;
-  return memory_.address(buffer_name::kIdWindow) +
-         static_cast<std::uint64_t>(cuda_score_offset(setup_.config));
-}
-
-SumTables CudaBackend::sum_tables() const {
-  if (!combines_per_rank()) return {};
-  const std::int64_t row_bytes =
-      setup_.config.hidden_dim * static_cast<std::int64_t>(sizeof(float));
-  return {.row_of_route = memory_.buffer_of<std::int32_t>(buffer_name::kRowOfRoute),
-          .address = memory_.buffer_of<std::uint64_t>(buffer_name::kSumAddress),
-          .rows = memory_.buffer_of<std::int32_t>(buffer_name::kSumRows),
-          .scores = memory_.buffer_of<float>(buffer_name::kSumScores),
-          .score_offset = cuda_score_offset(setup_.config),
-          .bytes_per_token = cuda_sums_per_token(setup_.config, setup_.size) * row_bytes,
-          .row_bytes = row_bytes};
-}
 
 void CudaBackend::send_rank_sums(cudaStream_t stream) {
   if (!combines_per_rank() || setup_.size == 1) return;
@@ -272,7 +184,7 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
         launch_w2_scatter(args, w2_map(call, {}), choice_.persistent_blocks, stream_of(call)));
   }
   send_rank_sums(stream_of(call));
-  meet_peers(PeerBarrier::kResultsStored, stream_of(call));
+  meet_before_combine(call);
 }
 
 std::uint64_t CudaBackend::gather_buffer(const ForwardCall& call) const {
@@ -319,7 +231,7 @@ void CudaBackend::return_rows(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
   if (!combines_per_rank()) copy_to_results(call);
   send_rank_sums(stream_of(call));
-  meet_peers(PeerBarrier::kResultsStored, stream_of(call));
+  meet_before_combine(call);
 }
 
 void CudaBackend::combine(const ForwardCall& call) {
@@ -345,7 +257,9 @@ void CudaBackend::combine(const ForwardCall& call) {
       .sums_per_token = static_cast<std::int32_t>(cuda_sums_per_token(setup_.config, setup_.size)),
       .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
       .num_ranks = setup_.size,
-      .rank = setup_.rank};
+      .rank = setup_.rank,
+      .meeting = barrier_args(PeerBarrier::kResultsStored),
+      .meets_peers = joins_meeting_and_combine(call) ? 1 : 0};
   DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
   mark_end_of_call(stream_of(call));
 }

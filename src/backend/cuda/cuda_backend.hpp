@@ -17,6 +17,7 @@
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
+#include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
@@ -66,6 +67,13 @@ class CudaBackend final : public Backend {
   cudaStream_t stream_of(const ForwardCall& call) const;
   PeerBarrierArgs barrier_args(PeerBarrier barrier) const;
   void meet_peers(PeerBarrier barrier, cudaStream_t stream);
+  PublishArgs publish_args(const ForwardCall& call) const;
+  RouteArgs route_args(const ForwardCall& call) const;
+  /// A call of few tokens with peers: route() begins the call and publishes too, in one launch.
+  bool joins_publish_and_route() const;
+  /// combine() meets the peers in its launch.
+  bool joins_meeting_and_combine(const ForwardCall& call) const;
+  void meet_before_combine(const ForwardCall& call);
   /// What wait_for_calls() and the destructor wait for; a captured call is its replayer's.
   void mark_end_of_call(cudaStream_t stream);
   /// Waits for the calls of this context alone: on a shared device a peer may already wait for this

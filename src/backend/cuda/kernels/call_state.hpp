@@ -15,7 +15,8 @@ struct alignas(128) CallState {
   std::uint64_t num_calls;
   std::uint32_t barrier_epoch[kNumBarriers];
   std::uint32_t gather_epoch;
-  std::int32_t reserved;
+  /// Blocks of publish_route that have done their part; 0 between calls.
+  std::uint32_t published_blocks;
   /// Why this rank gave up on the others, and in which call: the fault of every later call, which
   /// writes nothing that a peer reads. Never cleared.
   FaultRecord lost;

@@ -2,9 +2,13 @@
 //
 // One block a token; a thread owns 8 columns at a time. The product and the sum each round once, as
 // the CPU's do.
+//
+// Where the launch meets the peers itself, its first block does it as peer_barrier does and tells
+// the others, which wait for it: so all blocks take the call for failed, or none.
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
+#include "backend/cuda/kernels/peer_meeting.cuh"
 #include "backend/cuda/kernels/score.cuh"
 #include "backend/cuda/kernels/weighted_row.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
@@ -32,16 +36,33 @@ __device__ void keep_first_fault(const CombineArgs& args) {
                                : static_cast<std::int64_t>(state.num_calls);
 }
 
+/// By whole blocks; bounded by what bounds the first one's wait.
+__device__ void meet_peers_first(const CombineArgs& args) {
+  if (args.meets_peers == 0) return;
+  if (blockIdx.x == 0) {
+    meet_peers(args.meeting);
+    __syncthreads();
+    if (threadIdx.x == 0) ptx::store_release_gpu(&args.frame->has_met, 1);
+  } else {
+    if (threadIdx.x == 0) {
+      while (ptx::load_acquire_gpu(&args.frame->has_met) == 0) {
+      }
+    }
+    __syncthreads();
+  }
+}
+
 __global__ void combine(const __grid_constant__ CombineArgs args) {
   extern __shared__ float scores[];  // [K], then the ids [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
   ptx::wait_for_earlier_kernels();
-  keep_first_fault(args);
   const std::int64_t token = blockIdx.x;
   for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
     ids[k] = args.ids[token * args.top_k + k];
     scores[k] = load_score(args, token, k);
   }
+  meet_peers_first(args);
+  keep_first_fault(args);
   __syncthreads();
   const bool failed = args.frame->failed != 0;
   auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
@@ -115,6 +136,7 @@ constexpr int kFloatVectors = kColumns / 4;
 __global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
   extern __shared__ float storage[];
   ptx::wait_for_earlier_kernels();
+  meet_peers_first(args);
   keep_first_fault(args);
   const std::int64_t token = blockIdx.x;
   const int num_vectors = args.hidden_dim / kColumns;

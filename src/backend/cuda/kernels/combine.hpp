@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/call_state.hpp"
+#include "backend/cuda/kernels/peer_barrier.hpp"
 
 namespace distmoe::cuda {
 
@@ -30,6 +31,9 @@ struct CombineArgs {
   std::int32_t num_experts = 0;
   std::int32_t num_ranks = 1;
   std::int32_t rank = 0;
+  /// Of PeerBarrier::kResultsStored, where the launch meets the peers itself.
+  PeerBarrierArgs meeting{};
+  std::int32_t meets_peers = 0;
 };
 
 /// Loads the kernels on the current device; once, outside of captures, before any call.
@@ -39,6 +43,7 @@ cudaError_t prepare_combine();
 /// Per rank: y[t] = bf16(sum over ranks, ascending, of the rank's sum), where the sums of peers lie
 /// in `results` in the same order and this rank's own is made here of its rows. Of a failed call y
 /// becomes NaN, and its fault the state's first one where none is kept yet.
+/// With meets_peers all blocks must fit the device together, with whatever a peer on it still runs.
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream);
 
 }  // namespace distmoe::cuda

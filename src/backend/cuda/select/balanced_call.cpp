@@ -134,16 +134,27 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   if (is_few && inputs.num_ranks == 1) return {few_rows};
   const std::int64_t num_local = num_local_experts(inputs.num_experts, inputs.num_ranks, rank);
   const std::int64_t num_chunks = checked_mul(inputs.num_ranks, route_chunks_per_rank(max_tokens));
-  std::vector<NamedLaunch> launches = {{"begin_call", kSingleThreadLaunch}};
+  std::vector<NamedLaunch> launches;
   const auto add = [&](bool is_launched, const char* kernel, const LaunchShape& shape) {
     if (is_launched) launches.push_back({kernel, shape});
   };
-  add(num_tokens > 0, "publish", publish_launch(choice.publish_blocks));
-  add(num_tokens > 0, "note_bad_id", kSingleThreadLaunch);
-  add(inputs.num_ranks > 1, "peer_barrier", kPeerBarrierLaunch);
-  add(true, "route_count", route_count_launch(num_chunks, inputs.num_experts));
-  add(true, "route_scan", kRouteScanLaunch);
-  add(true, "route_place", route_place_launch(num_chunks, num_local));
+  if (joins_publish_and_route(inputs, max_tokens)) {
+    add(true, "publish_route",
+        publish_route_launch({.num_ranks = inputs.num_ranks,
+                              .max_tokens = max_tokens,
+                              .top_k = inputs.top_k,
+                              .num_experts = inputs.num_experts,
+                              .num_local_experts = num_local},
+                             num_tokens, kElementBytes * inputs.hidden_dim, choice.publish_blocks));
+  } else {
+    add(true, "begin_call", kSingleThreadLaunch);
+    add(num_tokens > 0, "publish", publish_launch(choice.publish_blocks));
+    add(num_tokens > 0, "note_bad_id", kSingleThreadLaunch);
+    add(inputs.num_ranks > 1, "peer_barrier", kPeerBarrierLaunch);
+    add(true, "route_count", route_count_launch(num_chunks, inputs.num_experts));
+    add(true, "route_scan", kRouteScanLaunch);
+    add(true, "route_place", route_place_launch(num_chunks, num_local));
+  }
   if (is_few) {
     add(num_local > 0, few_rows.kernel, few_rows.shape);
   } else {
@@ -154,7 +165,8 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   const bool per_rank = inputs.combine == Combine::kPerRank;
   add(per_rank && inputs.num_ranks > 1, "rank_sums",
       rank_sums_launch(choice.rank_sum_blocks, inputs.top_k));
-  add(inputs.num_ranks > 1, "peer_barrier", kPeerBarrierLaunch);
+  add(inputs.num_ranks > 1 && !joins_meeting_and_combine(inputs, choice, num_tokens),
+      "peer_barrier", kPeerBarrierLaunch);
   if (per_rank) {
     add(num_tokens > 0, "combine_ranks", combine_ranks_launch(num_tokens, inputs.top_k));
   } else {

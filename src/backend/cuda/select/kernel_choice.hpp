@@ -75,6 +75,19 @@ ContextChoice choose_kernels(const ChoiceInputs& inputs);
 bool starts_w2_early(const ChoiceInputs& inputs, const ContextChoice& choice,
                      std::int64_t num_tokens);
 
+/// Whether calls of a context with peers that takes `max_tokens` tokens a rank begin, publish, meet
+/// and route in one launch, whose last block routes alone: few enough tokens that one chunk is all
+/// of a rank's, and that what all ranks publish fits beside the counts of a block. The same on all
+/// ranks.
+bool joins_publish_and_route(const ChoiceInputs& inputs, std::int64_t max_tokens);
+
+/// Whether combine meets the peers itself in a call of `num_tokens` tokens of this rank: its
+/// blocks, one a token, hold SMs while they wait. They are a quarter of the device's at most, and
+/// beside those of all ranks that share it, so that whatever a peer waits for finds room. Ranks
+/// need not choose alike.
+bool joins_meeting_and_combine(const ChoiceInputs& inputs, const ContextChoice& choice,
+                               std::int64_t num_tokens);
+
 /// Why a candidate was not taken.
 enum class Dropped {
   kNot,

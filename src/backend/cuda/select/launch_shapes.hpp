@@ -8,6 +8,7 @@
 
 #include "backend/cuda/tile/few_rows_storage.hpp"
 #include "backend/cuda/tile/gemm_storage.hpp"
+#include "formats/host_device.hpp"
 #include "layout/cuda_layout.hpp"
 
 namespace distmoe::cuda {
@@ -60,6 +61,43 @@ constexpr std::int32_t route_place_bytes(std::int64_t num_local) {
 
 constexpr LaunchShape route_place_launch(std::int64_t num_chunks, std::int64_t num_local) {
   return {num_chunks, kRouteChunkThreads, route_place_bytes(num_local)};
+}
+
+/// What the routing of the last block of publish_route looks at.
+struct PublishRouteSizes {
+  std::int64_t num_ranks = 1;
+  std::int64_t max_tokens = 0;
+  std::int64_t top_k = 0;
+  std::int64_t num_experts = 0;
+  std::int64_t num_local_experts = 0;
+};
+
+/// A copy of the header and the ids that a rank published, at a multiple of the header's alignment.
+DISTMOE_HOST_DEVICE constexpr std::int32_t published_copy_bytes(std::int64_t max_tokens,
+                                                                std::int64_t top_k) {
+  const std::int64_t ids = max_tokens * top_k * static_cast<std::int64_t>(sizeof(std::int32_t));
+  const std::int64_t step = cuda_layout::kIdHeaderBytes;
+  return static_cast<std::int32_t>(step + (ids + step - 1) / step * step);
+}
+
+/// The copies of all ranks, then what the passes count one after the other.
+constexpr std::int64_t publish_route_shared(const PublishRouteSizes& sizes) {
+  const std::int64_t counts = route_count_bytes(sizes.num_experts);
+  const std::int64_t places = route_place_bytes(sizes.num_local_experts);
+  return sizes.num_ranks * published_copy_bytes(sizes.max_tokens, sizes.top_k) +
+         (counts > places ? counts : places);
+}
+
+/// 16-byte vectors of x that a thread copies where there are blocks enough.
+inline constexpr std::int64_t kVectorsPerPublishThread = 4;
+
+/// A block for the ids, the others for x.
+constexpr LaunchShape publish_route_launch(const PublishRouteSizes& sizes, std::int64_t num_tokens,
+                                           std::int64_t row_bytes, std::int64_t most_copy_blocks) {
+  const std::int64_t per_block = 16 * kVectorsPerPublishThread * kPublishThreads;
+  const std::int64_t copy_blocks = (num_tokens * row_bytes + per_block - 1) / per_block;
+  return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kPublishThreads,
+          static_cast<std::int32_t>(publish_route_shared(sizes))};
 }
 
 /// `blocks` are persistent: all resident together, in clusters of kClusterBlocks.
