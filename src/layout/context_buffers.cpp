@@ -89,11 +89,13 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
   const std::int64_t gathered = cuda_gather_rows(config, ep_size, total_rows);
   const bool per_rank = config.combine == Combine::kPerRank;
   if (ep_size > 1) {
-    add(buffers.communication, buffer_name::kDispatchWindow, config.max_tokens, row_bytes);
+    const std::int64_t published = config.inference ? 1 : 2;  // x; in training dy as well
+    add(buffers.communication, buffer_name::kDispatchWindow,
+        checked_mul(published, config.max_tokens), row_bytes);
     add(buffers.communication, buffer_name::kFlagWindow, ep_size, cuda_layout::kFlagBytesPerRank);
   }
   const std::int64_t score_bytes =
-      per_rank && ep_size > 1 ? align_up(checked_mul(routes, kFloatBytes)) : 0;
+      cuda_publishes_scores(config, ep_size) ? align_up(checked_mul(routes, kFloatBytes)) : 0;
   add_buffer(buffers.communication, buffer_name::kIdWindow,
              checked_add(cuda_score_offset(config), score_bytes));
   if (!per_rank) {
@@ -145,6 +147,10 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
   add(buffers.workspace, buffer_name::kChunkCounts, checked_mul(chunks, config.num_experts),
       kInt32Bytes);
   add(buffers.workspace, buffer_name::kChunkTokens, chunks, kInt32Bytes);
+  if (config.inference) return buffers;
+  add_buffer(buffers.control, buffer_name::kTrainingFrame, cuda_layout::kTrainingFrameBytes);
+  add(buffers.workspace, buffer_name::kTokenRows,
+      checked_add(routes, checked_mul(gathered, config.top_k)), kInt32Bytes);
   return buffers;
 }
 
@@ -198,6 +204,14 @@ std::string saved_buffer_name(std::string_view name) { return "saved " + std::st
 
 std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows) {
   return std::min(total_rows, checked_mul(config.max_tokens, ep_size - 1));
+}
+
+bool cuda_publishes_scores(const Config& config, std::int64_t ep_size) {
+  return ep_size > 1 && (config.combine == Combine::kPerRank || !config.inference);
+}
+
+std::int64_t cuda_dy_offset(const Config& config) {
+  return checked_product(config.max_tokens, config.hidden_dim, kBF16Bytes);
 }
 
 std::int64_t cuda_score_offset(const Config& config) {

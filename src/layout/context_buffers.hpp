@@ -64,6 +64,8 @@ inline constexpr const char* kGatherFlags = "gather flags";
 inline constexpr const char* kPeerWindows = "peer windows";
 inline constexpr const char* kFewRowsCounters = "counters of few rows";
 inline constexpr const char* kArrivals = "arrived results of few rows";
+inline constexpr const char* kTrainingFrame = "training frame";
+inline constexpr const char* kTokenRows = "rows of a token";
 inline constexpr const char* kChunkCounts = "routing counts of chunks";
 inline constexpr const char* kChunkTokens = "gathered tokens of chunks";
 }  // namespace buffer_name
@@ -82,8 +84,15 @@ struct ContextBuffers {
 /// Rows of the gather buffer of a CUDA context at most: one per (token, peer).
 std::int64_t cuda_gather_rows(const Config& config, std::int64_t ep_size, std::int64_t total_rows);
 
-/// Where the published scores lie in the id window of a CUDA context that combines per rank.
+/// Whether ranks of a CUDA context read the scores of their peers: with combine per rank, and in
+/// training, whose backward multiplies dy with them.
+bool cuda_publishes_scores(const Config& config, std::int64_t ep_size);
+
+/// Where the published scores lie in the id window of a CUDA context that publishes them.
 std::int64_t cuda_score_offset(const Config& config);
+
+/// Where dy lies in the dispatch window of a CUDA training context, behind x.
+std::int64_t cuda_dy_offset(const Config& config);
 
 /// Sums that a token's owner receives at most, one from every peer that has a route of it.
 std::int64_t cuda_sums_per_token(const Config& config, std::int64_t ep_size);

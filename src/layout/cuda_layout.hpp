@@ -12,6 +12,7 @@ inline constexpr std::int64_t kIdHeaderBytes = 128;
 inline constexpr std::int64_t kFlagBytesPerRank = 8;
 inline constexpr std::int64_t kCallStateBytes = 128;
 inline constexpr std::int64_t kCallFrameBytes = 128;
+inline constexpr std::int64_t kTrainingFrameBytes = 128;
 inline constexpr std::int64_t kTileGroupBytes = 32;
 inline constexpr std::int64_t kPeerWindowsBytes = 32;
 /// Rows of the gather buffer that become ready with one flag.

@@ -114,13 +114,31 @@ TEST(ContextBuffers, ControlAndWorkspaceFollowRanksAndThreads) {
 }
 
 TEST(ContextBuffers, CudaPerRouteHasARowForEveryRoute) {
+  Config config = small_config();
+  config.inference = true;
   const ContextBuffers buffers =
-      context_buffers(small_config(), 3, {.backend = BackendKind::kCuda}, 384, 4);
+      context_buffers(config, 3, {.backend = BackendKind::kCuda}, 384, 4);
   EXPECT_EQ(bytes_of(buffers.communication, "dispatch window"), 64 * 192);
   EXPECT_EQ(bytes_of(buffers.communication, "id window"), 128 + 64 * 3 * 4);
   EXPECT_EQ(bytes_of(buffers.communication, "combine window"), 64 * 3 * 192);
   EXPECT_EQ(bytes_of(buffers.communication, "flag window"), 128);
   EXPECT_EQ(bytes_of(buffers.metadata, "result row addresses"), 384 * 8);
+}
+
+/// A backward publishes dy, and scores whatever the combine; it finds the rows of a token.
+TEST(ContextBuffers, CudaTrainingPublishesDyAndScores) {
+  const PlanTarget target{.backend = BackendKind::kCuda};
+  const ContextBuffers three = context_buffers(small_config(), 3, target, 384, 4);
+  EXPECT_EQ(bytes_of(three.communication, "dispatch window"), 2 * 64 * 192);
+  EXPECT_EQ(cuda_dy_offset(small_config()), 64 * 192);
+  EXPECT_EQ(bytes_of(three.communication, "id window"), 128 + 64 * 3 * 4 + 64 * 3 * 4);
+  EXPECT_EQ(bytes_of(three.control, "training frame"), 128);
+  // Own tokens, and those of two peers, at most 128.
+  EXPECT_EQ(bytes_of(three.workspace, "rows of a token"), (64 + 128) * 3 * 4);
+  const ContextBuffers one = context_buffers(small_config(), 1, target, 192, 10);
+  EXPECT_EQ(one.communication.size(), 2u);
+  EXPECT_EQ(bytes_of(one.communication, "id window"), 128 + 64 * 3 * 4);
+  EXPECT_EQ(bytes_of(one.workspace, "rows of a token"), 64 * 3 * 4);
 }
 
 TEST(ContextBuffers, CudaPerRankHasAFloatRowForEveryPeerOfATokenAndPublishesScores) {
