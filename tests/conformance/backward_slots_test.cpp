@@ -15,7 +15,7 @@
 namespace distmoe::conformance {
 namespace {
 
-class BackwardSlots : public testing::TestWithParam<MoeCase> {};
+class BackwardSlots : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, BackwardSlots, testing::ValuesIn(training_cases()), case_name);
 
 constexpr std::int64_t kTokens = 12;
@@ -29,18 +29,19 @@ struct Layers {
   std::vector<std::vector<BF16>> dy;
   std::vector<GradientValues> expected;  ///< of one rank that recomputes
 
-  explicit Layers(ActivationPolicy policy) {
+  Layers(const MoeCase& moe_case, ActivationPolicy policy) {
     for (std::uint64_t layer = 0; layer < kNumLayers; ++layer) {
-      problems.push_back(make_problem({.num_tokens = kTokens,
-                                       .hidden_dim = 22,
-                                       .intermediate_dim = 18,
-                                       .num_experts = 7,
-                                       .top_k = 3},
-                                      RoutePattern::kMixed, 440 + layer));
+      const MoeShape shape{.num_tokens = kTokens,
+                           .hidden_dim = 22,
+                           .intermediate_dim = 18,
+                           .num_experts = 7,
+                           .top_k = 3};
+      problems.push_back(make_problem(fit(shape, moe_case), RoutePattern::kMixed, 440 + layer));
       dy.push_back(make_dy(problems.back(), 450 + layer));
     }
     for (std::size_t layer = 0; layer < kNumLayers; ++layer) {
-      expected.push_back(run_backward(problems[layer], dy[layer], {}, {.policy = policy}));
+      expected.push_back(
+          run_backward(problems[layer], dy[layer], single_rank_of(moe_case), {.policy = policy}));
     }
   }
 };
@@ -110,14 +111,14 @@ class TrainingWalk {
     const std::size_t layer = pick(kNumLayers);
     const TokenCounts counts = ragged_split(kTokens, ranks_, random_());
     const RankCall call = pack_rank(layers_.problems[layer], {}, counts, rank_);
-    routed_experts(context_, call.input, call.weights, call.y_view());
+    call_experts(context_, call);
   }
 
   void forward(std::vector<Live>& stack) {
     const std::size_t layer = pick(kNumLayers);
     TokenCounts counts = ragged_split(kTokens, ranks_, random_());
     RankCall call = pack_rank(layers_.problems[layer], {}, counts, rank_);
-    SavedForward saved = saving_routed_experts(context_, call.input, call.weights, call.y_view());
+    SavedForward saved = call_saving(context_, call);
     ++(context_.last_call().is_recomputed ? num_recomputed : num_saved);
     // What the caller brought is the caller's again.
     call.x.poison();
@@ -131,8 +132,7 @@ class TrainingWalk {
     const std::int64_t slot = live.saved.slot();
     const RankGradients gradients(layers_.problems[live.layer], layers_.dy[live.layer], form_,
                                   live.counts, rank_);
-    routed_experts_backward(context_, std::move(live.saved), gradients.dy(), live.call.weights,
-                            gradients.destinations());
+    call_backward(context_, std::move(live.saved), live.call, gradients);
     EXPECT_EQ(context_.last_call().slot, slot);
     expect_part(layers_.expected[live.layer], gradients);
     stack.pop_back();
@@ -149,7 +149,7 @@ class TrainingWalk {
 
 TEST_P(BackwardSlots, EveryScheduleGivesTheGradientsOfItsForwards) {
   for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
-    const Layers layers(policy);
+    const Layers layers(GetParam(), policy);
     // Room for some layers of the fullest ranks.
     const BackwardForm form{.policy = policy, .slot_factor = 0.8 / (GetParam().ranks + 2)};
     run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
@@ -163,7 +163,7 @@ TEST_P(BackwardSlots, EveryScheduleGivesTheGradientsOfItsForwards) {
 
 /// Ids on the caller's side change between forward and backward.
 TEST_P(BackwardSlots, IdsChangedInPlaceChangeNothing) {
-  const Layers layers(ActivationPolicy::kFull);
+  const Layers layers(GetParam(), ActivationPolicy::kFull);
   const MoeProblem& problem = layers.problems[0];
   const TokenCounts counts = even_split(kTokens, GetParam().ranks);
   for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
@@ -172,14 +172,13 @@ TEST_P(BackwardSlots, IdsChangedInPlaceChangeNothing) {
       Context context = make_context(training_config(problem, GetParam(), form, kTokens),
                                      GetParam(), communicator);
       RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-      SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+      SavedForward saved = call_saving(context, call);
       EXPECT_EQ(context.last_call().is_recomputed, !factor);
       auto* ids = static_cast<std::int32_t*>(call.ids.view().data);
       for (std::int64_t i = 0; i < call.ids.view().num_elements(); ++i)
         ids[i] = i % 2 == 0 ? -1 : 0;
       const RankGradients gradients(problem, layers.dy[0], form, counts, communicator->rank());
-      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
-                              gradients.destinations());
+      call_backward(context, std::move(saved), call, gradients);
       expect_part(layers.expected[0], gradients);
     });
   }

@@ -25,6 +25,14 @@ std::vector<MoeCase> combine_cases() {
   return cases;
 }
 
+std::vector<MoeCase> training_cases() {
+  return {{.ranks = 1, .num_threads = 1},
+          {.ranks = 1, .num_threads = 2},
+          {.ranks = 2, .num_threads = 2},
+          {.ranks = 3, .num_threads = 1},
+          {.ranks = 4, .num_threads = 2}};
+}
+
 std::vector<MoeCase> group_cases() {
   return {{.ranks = 2, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 5}};
 }

@@ -37,6 +37,10 @@ std::vector<MoeCase> combine_cases() {
   return joined(some_cases(), cases_of(Combine::kPerRank, {{0}, {0, 0, 0, 0}, {0, 1}}));
 }
 
+std::vector<MoeCase> training_cases() {
+  return cases_of(Combine::kPerRoute, {{0}, {0, 0}, {0, 0, 0}, {0, 0, 0, 0}, {0, 1}});
+}
+
 std::vector<MoeCase> group_cases() {
   return joined(cases_of(Combine::kPerRoute, {{0, 0}, {0, 0, 0}, {0, 1}}),
                 cases_of(Combine::kPerRank, {{0, 0, 0}, {0, 1}}));

@@ -15,7 +15,7 @@ namespace {
 constexpr double kRounding = 1e-3;  // of sums in FP32; one missing rounding to BF16 gives 1.6e-3
 constexpr double kExact = 6e-3;
 
-class Gradients : public testing::TestWithParam<MoeCase> {};
+class Gradients : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, Gradients, testing::ValuesIn(training_cases()), case_name);
 
 constexpr MoeShape kShape{
@@ -66,12 +66,12 @@ TEST_P(Gradients, OfRandomShapesAreAsExactAsBF16Allows) {
     const auto pick = [&](std::uint64_t what, std::uint64_t low, std::uint64_t high) {
       return static_cast<std::int64_t>(low + mix(seed, what) % (high - low + 1));
     };
-    const MoeProblem problem = make_problem({.num_tokens = pick(1, 20, 90),
-                                             .hidden_dim = pick(2, 8, 130),
-                                             .intermediate_dim = pick(3, 8, 130),
-                                             .num_experts = pick(4, 4, 12),
-                                             .top_k = pick(5, 1, 4)},
-                                            RoutePattern::kDistinct, seed);
+    const MoeShape shape{.num_tokens = pick(1, 20, 90),
+                         .hidden_dim = pick(2, 8, 130),
+                         .intermediate_dim = pick(3, 8, 130),
+                         .num_experts = pick(4, 4, 12),
+                         .top_k = pick(5, 1, 4)};
+    const MoeProblem problem = make_problem(fit(shape, GetParam()), RoutePattern::kDistinct, seed);
     const std::vector<BF16> dy = make_dy(problem, seed + 100);
     const GradientValues actual = run_backward(problem, dy, GetParam());
     const GradientOracle exact = gradient_oracle(problem, dy, Rounding::kNone);
@@ -154,9 +154,9 @@ TEST(GradientOracles, AreTheSlopesOfTheLoss) {
 
 // reports: A91: a 2 x 2 x 2 layer against the differences of its own loss.
 TEST_P(Gradients, OfATinyLayerAreItsFiniteDifferences) {
-  const MoeProblem problem = make_problem(
-      {.num_tokens = 2, .hidden_dim = 2, .intermediate_dim = 2, .num_experts = 2, .top_k = 2},
-      RoutePattern::kDistinct, 411);
+  const MoeShape shape{
+      .num_tokens = 2, .hidden_dim = 2, .intermediate_dim = 2, .num_experts = 2, .top_k = 2};
+  const MoeProblem problem = make_problem(fit(shape, GetParam()), RoutePattern::kDistinct, 411);
   const std::vector<BF16> dy = make_dy(problem, 412);
   const GradientValues actual = run_backward(problem, dy, GetParam());
   for (std::size_t i = 0; i < problem.x.size(); ++i) {
@@ -180,6 +180,8 @@ TEST_P(Gradients, FormsOfTheSameValuesGiveTheSameBits) {
   const std::vector<BF16> dy = make_dy(problem, 415);
   const TokenCounts counts = ragged_split(kShape.num_tokens, GetParam().ranks, 9);
   const BackwardForm plain{.slot_factor = 1.0};
+  // CUDA reads rows 16 bytes at a time.
+  const std::int64_t row_step = GetParam().backend == BackendKind::kCpu ? 1 : 8;
   const GradientValues expected = run_backward(problem, dy, GetParam(), counts, plain);
   for (const W13Form w13 : {W13Form::kConcatenated, W13Form::kInterleaved, W13Form::kHalves}) {
     for (const bool is_strided : {false, true}) {
@@ -187,7 +189,8 @@ TEST_P(Gradients, FormsOfTheSameValuesGiveTheSameBits) {
           .call = {.id_dtype = is_strided ? DType::kI32 : DType::kI64,
                    .bias_dtype = is_strided ? DType::kBF16 : DType::kF32,
                    .w13 = w13,
-                   .is_strided = is_strided},
+                   .is_strided = is_strided,
+                   .row_step = row_step},
           .slot_factor = is_strided ? std::optional<double>() : std::optional(1.0)};
       EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), counts, form)), "")
           << "w13 form " << static_cast<int>(w13) << (is_strided ? ", strided" : "");
@@ -222,10 +225,54 @@ TEST_P(Gradients, OfWeightsWithGapsBetweenRowsHaveTheSameBits) {
     const std::vector<BF16> dy = make_dy(problem, 422);
     for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
       const GradientValues expected = run_backward(problem, dy, GetParam(), {.policy = policy});
-      const BackwardForm form{.call = {.is_strided = true}, .policy = policy};
+      const std::int64_t row_step = GetParam().backend == BackendKind::kCpu ? 1 : 8;
+      const BackwardForm form{.call = {.is_strided = true, .row_step = row_step}, .policy = policy};
       EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "")
           << "D = " << hidden_dim << ", F = " << intermediate_dim;
     }
+  }
+}
+
+/// Rows of experts lie side by side: a sum over the rows of one stops at its last.
+TEST_P(Gradients, OfANaNTokenPoisonItsExpertsAlone) {
+  MoeProblem problem = make_problem(kShape, RoutePattern::kDistinct, 421);
+  add_biases(problem, 422);
+  std::vector<BF16> dy = make_dy(problem, 423);
+  for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
+    const BackwardForm form{.slot_factor = factor};
+    MoeProblem poisoned = problem;
+    std::vector<BF16> poisoned_dy = dy;
+    constexpr std::int64_t kToken = 17;
+    std::vector<bool> is_named(kShape.num_experts);
+    for (std::int64_t k = 0; k < kShape.top_k; ++k) {
+      is_named[static_cast<std::size_t>(
+          problem.ids[static_cast<std::size_t>(kToken * kShape.top_k + k)])] = true;
+    }
+    for (std::int64_t d = 0; d < kShape.hidden_dim; ++d) {
+      const auto at = static_cast<std::size_t>(kToken * kShape.hidden_dim + d);
+      poisoned.x[at] = poisoned_dy[at] = to_bf16(NAN);
+    }
+    const GradientValues clean = run_backward(problem, dy, GetParam(), form);
+    const GradientValues actual = run_backward(poisoned, poisoned_dy, GetParam(), form);
+    const auto expect_poison = [&](const std::vector<float>& values,
+                                   const std::vector<float>& expected, std::int64_t width,
+                                   const auto& is_poisoned, const char* name) {
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const bool is_nan = is_poisoned(static_cast<std::int64_t>(i) / width);
+        ASSERT_TRUE(is_nan ? std::isnan(values[i]) : values[i] == expected[i]) << name << " " << i;
+      }
+    };
+    const auto of_token = [&](std::int64_t token) { return token == kToken; };
+    const auto of_expert = [&](std::int64_t e) { return is_named[static_cast<std::size_t>(e)]; };
+    const std::int64_t d = kShape.hidden_dim;
+    const std::int64_t f = kShape.intermediate_dim;
+    expect_poison(actual.x, clean.x, d, of_token, "grad_x");
+    expect_poison(actual.scores, clean.scores, kShape.top_k, of_token, "grad_scores");
+    expect_poison(actual.gate, clean.gate, f * d, of_expert, "grad of gate");
+    expect_poison(actual.up, clean.up, f * d, of_expert, "grad of up");
+    expect_poison(actual.down, clean.down, d * f, of_expert, "grad of w2");
+    expect_poison(actual.gate_bias, clean.gate_bias, f, of_expert, "grad of the gate's bias");
+    expect_poison(actual.down_bias, clean.down_bias, d, of_expert, "grad of bias2");
   }
 }
 

@@ -42,7 +42,7 @@ TEST_P(Memory, AContextAllocatesItsPlanToTheByte) {
 
 /// A context that could save gives the bits of one that cannot.
 TEST_P(Memory, ATrainingContextComputesTheSame) {
-  if (!contract_of(GetParam()).trains) GTEST_SKIP() << "this backend makes no training contexts";
+  if (!contract_of(GetParam()).trains) GTEST_SKIP() << "no training with this combine";
   const MoeProblem problem = problem_of(GetParam(), 121);
   const TokenCounts counts = even_split(20, GetParam().ranks);
   Config config = config_of(problem, GetParam(), {}, 20);

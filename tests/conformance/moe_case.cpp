@@ -45,7 +45,7 @@ BackendContract contract_of(const MoeCase& moe_case) {
   return {.host_waits = false,
           .calls_ask_the_communicator = false,
           .row_step = 8,
-          .trains = false,
+          .trains = moe_case.combine == Combine::kPerRoute,
           .memory = "the memory of cuda:"};
 }
 
@@ -58,14 +58,6 @@ std::string why_skipped(const MoeCase& moe_case) {
   if (last < cuda::device_count()) return "";
   return "needs CUDA device " + std::to_string(last) + ", there are " +
          std::to_string(cuda::device_count());
-}
-
-std::vector<MoeCase> training_cases() {
-  return {{.ranks = 1, .num_threads = 1},
-          {.ranks = 1, .num_threads = 2},
-          {.ranks = 2, .num_threads = 2},
-          {.ranks = 3, .num_threads = 1},
-          {.ranks = 4, .num_threads = 2}};
 }
 
 void run_group(const MoeCase& moe_case,

@@ -58,7 +58,7 @@ struct BackendContract {
   /// Widths, and the beginnings of rows of x, y and weights, are multiples of as many elements; a
   /// row that begins elsewhere is `unsupported`, by name.
   std::int64_t row_step = 1;
-  bool trains = true;
+  bool trains = true;                  ///< with the case's combine
   const char* memory = "host memory";  ///< where tensors must be, in messages
 };
 BackendContract contract_of(const MoeCase& moe_case);

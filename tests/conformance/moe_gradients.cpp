@@ -2,11 +2,16 @@
 #include "conformance/moe_gradients.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <cmath>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <sstream>
+
+#include "runtime/context_impl.hpp"
 
 namespace distmoe::conformance {
 namespace {
@@ -139,7 +144,8 @@ RankGradients::RankGradients(const MoeProblem& problem, const std::vector<BF16>&
   const std::int64_t f = s.intermediate_dim;
   using Strides = std::vector<std::int64_t>;
   const auto rows = [&](std::int64_t gap) {
-    return form.call.is_strided ? Strides{d + gap, 1} : Strides{};
+    const std::int64_t step = form.call.row_step;
+    return form.call.is_strided ? Strides{(d + gap + step - 1) / step * step, 1} : Strides{};
   };
   const PackedTensor::ValueAt initial =
       form.accumulates ? PackedTensor::ValueAt([&](const auto&) { return form.initial; })
@@ -163,12 +169,18 @@ RankGradients::RankGradients(const MoeProblem& problem, const std::vector<BF16>&
 }
 
 RoutedGradients RankGradients::destinations() const {
-  return {.grad_x_TD = x_.view(),
-          .grad_scores_TK = scores_.view(),
-          .grad_w13_L2FD = {w13_.view(), form_.accumulates},
-          .grad_w2_LDF = {w2_.view(), form_.accumulates},
-          .grad_bias13_L2F = {bias13_.view(), form_.accumulates},
-          .grad_bias2_LD = {bias2_.view(), form_.accumulates}};
+  std::vector<TensorView> views;
+  for_each_tensor([&](const PackedTensor& tensor) { views.push_back(tensor.view()); });
+  return destinations(views);
+}
+
+RoutedGradients RankGradients::destinations(const std::vector<TensorView>& views) const {
+  return {.grad_x_TD = views[1],
+          .grad_scores_TK = views[2],
+          .grad_w13_L2FD = {views[3], form_.accumulates},
+          .grad_w2_LDF = {views[4], form_.accumulates},
+          .grad_bias13_L2F = {views[5], form_.accumulates},
+          .grad_bias2_LD = {views[6], form_.accumulates}};
 }
 
 bool RankGradients::is_untouched() const {
@@ -177,6 +189,25 @@ bool RankGradients::is_untouched() const {
     if (tensor->bytes() != initial_[which++]) return false;
   }
   return true;
+}
+
+bool RankGradients::is_of_a_failed_call(BackendKind backend) const {
+  if (backend == BackendKind::kCpu) return is_untouched();
+  const auto holds_nan = [](const TensorView& view) {
+    const std::int64_t rows = view.num_elements() > 0 ? view.shape[0] : 0;
+    const std::int64_t width = rows > 0 ? view.num_elements() / rows : 0;
+    bool all = true;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t i = 0; i < width; ++i) {
+        // Poison is NaN too, with the sign set.
+        const float value = element(view, row * view.strides[0] + i);
+        all = all && std::isnan(value) && !std::signbit(value);
+      }
+    }
+    return all;
+  };
+  return std::ranges::all_of(std::array{&x_, &scores_, &w13_, &w2_, &bias13_, &bias2_},
+                             [&](const PackedTensor* tensor) { return holds_nan(tensor->view()); });
 }
 
 void RankGradients::copy_to(GradientValues& all) const {
@@ -197,6 +228,92 @@ void RankGradients::copy_to(GradientValues& all) const {
   if (bias2_.view().is_given()) copy_elements(bias2_.view(), experts_.begin * d, all.down_bias);
 }
 
+namespace {
+
+bool is_on_device(Context& context) { return context.impl().device().type == DeviceType::kCuda; }
+
+/// Freed like the copies of a call.
+std::vector<std::unique_ptr<DeviceGradients>>& gradients_of_this_rank() {
+  thread_local std::vector<std::unique_ptr<DeviceGradients>> gradients;
+  return gradients;
+}
+
+}  // namespace
+
+DeviceGradients::DeviceGradients(const RankGradients& host, int device) : host_(host) {
+  std::vector<TensorView> views;
+  host.for_each_tensor([&](const PackedTensor& tensor) {
+    tensors_.push_back(std::make_unique<DeviceTensor>(tensor, device));
+    views.push_back(tensors_.back()->view());
+  });
+  destinations_ = host.destinations(views);
+}
+
+void DeviceGradients::bring() const {
+  std::size_t next = 0;
+  host_.for_each_tensor([&](const PackedTensor& tensor) {
+    if (tensors_[next]->buffer().size() > 0) tensors_[next]->upload(tensor);
+    ++next;
+  });
+}
+
+void DeviceGradients::fetch() const {
+  std::size_t next = 0;
+  host_.for_each_tensor([&](const PackedTensor& tensor) { tensors_[next++]->download(tensor); });
+}
+
+SavedForward call_saving(Context& context, const RankCall& call, const CallOptions& options) {
+  if (!is_on_device(context)) {
+    return saving_routed_experts(context, call.input, call.weights, call.y_view(), options);
+  }
+  const PlacedCall& placed = place_call(context, call);
+  const auto& [input, weights, y] = placed.views;
+  SavedForward saved = saving_routed_experts(context, input, weights, y, options);
+  try {
+    context.check();
+  } catch (const Error&) {
+    placed.collect();
+    throw;
+  }
+  placed.collect();
+  placed.poison_inputs();
+  return saved;
+}
+
+void call_backward(Context& context, SavedForward&& saved, const RankCall& call,
+                   const RankGradients& gradients) {
+  if (!is_on_device(context)) {
+    routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                            gradients.destinations());
+    return;
+  }
+  const PlacedCall& placed = place_call(context, call);
+  std::vector<std::unique_ptr<DeviceGradients>>& all = gradients_of_this_rank();
+  if (context.size() == 1) all.clear();
+  all.push_back(std::make_unique<DeviceGradients>(gradients, context.impl().device().index));
+  const DeviceGradients& copies = *all.back();
+  routed_experts_backward(context, std::move(saved), copies.dy(), placed.views.weights,
+                          copies.destinations());
+  try {
+    context.check();
+  } catch (const Error&) {
+    copies.fetch();
+    throw;
+  }
+  copies.fetch();
+}
+
+void call_backward(Context& context, SavedForward&& saved, const RankCall& call) {
+  if (!is_on_device(context)) {
+    routed_experts_backward(context, std::move(saved), call.input.x_TD, call.weights, {});
+    return;
+  }
+  const PlacedCall& placed = place_call(context, call);
+  routed_experts_backward(context, std::move(saved), placed.views.input.x_TD, placed.views.weights,
+                          {});
+  context.check();
+}
+
 GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& dy,
                             const MoeCase& moe_case, const TokenCounts& counts,
                             const BackwardForm& form) {
@@ -209,10 +326,7 @@ GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& 
     const RankCall call = pack_rank(problem, form.call, counts, rank);
     const RankGradients gradients(problem, dy, form, counts, rank);
     Context context = make_context(config, moe_case, communicator);
-    SavedForward saved =
-        saving_routed_experts(context, call.input, call.weights, call.y_view(), form.options);
-    routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
-                            gradients.destinations());
+    call_backward(context, call_saving(context, call, form.options), call, gradients);
     const std::scoped_lock lock(mutex);
     gradients.copy_to(result);
   });

@@ -4,6 +4,7 @@
 // in the canonical form of the problem.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,10 +52,21 @@ class RankGradients {
                 const TokenCounts& counts, int rank);
   TensorView dy() const { return dy_.view(); }
   RoutedGradients destinations() const;
+  /// Calls visit(tensor) with dy, then every destination.
+  template <typename Visit>
+  void for_each_tensor(const Visit& visit) const {
+    for (const PackedTensor* tensor : {&dy_, &x_, &scores_, &w13_, &w2_, &bias13_, &bias2_}) {
+      visit(*tensor);
+    }
+  }
+  /// The same destinations with other views.
+  RoutedGradients destinations(const std::vector<TensorView>& views) const;
   /// Into the place of this rank in `all`.
   void copy_to(GradientValues& all) const;
   /// Whether every destination still holds what it held at first.
   bool is_untouched() const;
+  /// What a backward that failed leaves where it overwrites: nothing on the CPU, NaN on a device.
+  bool is_of_a_failed_call(BackendKind backend) const;
 
  private:
   const MoeProblem& problem_;
@@ -64,6 +76,32 @@ class RankGradients {
   PackedTensor dy_, x_, scores_, w13_, w2_, bias13_, bias2_;
   std::vector<std::vector<std::byte>> initial_;
 };
+
+/// dy and the destinations of a rank on a device.
+class DeviceGradients {
+ public:
+  DeviceGradients(const RankGradients& host, int device);
+  const TensorView& dy() const { return tensors_.front()->view(); }
+  const RoutedGradients& destinations() const { return destinations_; }
+  /// As they were at first, dy too.
+  void bring() const;
+  /// Into the host's tensors.
+  void fetch() const;
+
+ private:
+  const RankGradients& host_;
+  std::vector<std::unique_ptr<DeviceTensor>> tensors_;
+  RoutedGradients destinations_;
+};
+
+/// A saving forward of `context`, waited for, with y in the packed call. The copies of x, ids and
+/// scores that a device was given hold NaN and no expert from then on.
+SavedForward call_saving(Context& context, const RankCall& call, const CallOptions& options = {});
+/// Its backward, waited for, with the gradients in `gradients`, those of one that failed too.
+void call_backward(Context& context, SavedForward&& saved, const RankCall& call,
+                   const RankGradients& gradients);
+/// A backward with dy = x that is asked for nothing.
+void call_backward(Context& context, SavedForward&& saved, const RankCall& call);
 
 /// y of a forward as FP32.
 std::vector<float> widened(const std::vector<BF16>& rows);

@@ -229,7 +229,7 @@ TEST_P(Peers, AMissingCallIsReportedWithinTheTimeout) {
 
 // reports: A06
 TEST_P(Peers, AMissingBackwardIsReportedWithinTheTimeout) {
-  if (!contract_of(GetParam()).trains) GTEST_SKIP() << "this backend makes no training contexts";
+  if (!contract_of(GetParam()).trains) GTEST_SKIP() << "no training with this combine";
   Layer layer(GetParam());
   layer.config.inference = false;
   layer.config.activation_policy = ActivationPolicy::kLean;  // for every combine
@@ -238,7 +238,7 @@ TEST_P(Peers, AMissingBackwardIsReportedWithinTheTimeout) {
   run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(layer.config, GetParam(), communicator);
     const RankCall call = layer.pack(communicator->rank());
-    SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+    SavedForward saved = call_saving(context, call);
     if (communicator->rank() == missing) {
       while (num_reported < GetParam().ranks - 1) std::this_thread::sleep_for(milliseconds(10));
       return;
@@ -246,16 +246,13 @@ TEST_P(Peers, AMissingBackwardIsReportedWithinTheTimeout) {
     const BackwardForm form{.policy = ActivationPolicy::kLean};
     const RankGradients gradients(layer.problem, make_dy(layer.problem, 91), form, layer.counts,
                                   communicator->rank());
-    const auto backward = [&] {
-      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
-                              gradients.destinations());
-    };
+    const auto backward = [&] { call_backward(context, std::move(saved), call, gradients); };
     const Outcome outcome = outcome_of(backward);
     ++num_reported;
     expect_error(outcome, ErrorCode::kPeerLost, {rank_name(missing) + " did not arrive"});
     EXPECT_GT(outcome.seconds, 1.5);
     EXPECT_LT(outcome.seconds, 4.0);
-    EXPECT_TRUE(gradients.is_untouched());
+    EXPECT_TRUE(gradients.is_of_a_failed_call(GetParam().backend));
     expect_error(outcome_of(backward), ErrorCode::kClosed, {rank_name(missing)});
   });
 }

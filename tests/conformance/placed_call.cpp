@@ -134,13 +134,25 @@ void PlacedCall::collect() const {
   if (y >= x && y < x + copy_->x.buffer().size()) copy_->x.download(packed_.x);
 }
 
+void PlacedCall::poison_inputs() const {
+  if (copy_ == nullptr) return;
+  for (const DeviceTensor* input : {&copy_->x, &copy_->ids, &copy_->scores}) {
+    const std::vector<std::byte> bytes(input->buffer().size(), std::byte{0xFF});
+    if (!bytes.empty()) input->buffer().upload(bytes.data(), bytes.size());
+  }
+}
+
+const PlacedCall& place_call(Context& context, const RankCall& call, const CallViews& views) {
+  std::vector<std::unique_ptr<PlacedCall>>& copies = copies_of_this_rank();
+  if (context.size() == 1) copies.clear();
+  copies.push_back(std::make_unique<PlacedCall>(context.impl().device(), call, views));
+  return *copies.back();
+}
+
 void call_experts(Context& context, const RankCall& call, const CallViews& views) {
   const Device device = context.impl().device();
   if (device.type == DeviceType::kCpu) return PlacedCall(device, call, views).call(context);
-  std::vector<std::unique_ptr<PlacedCall>>& copies = copies_of_this_rank();
-  if (context.size() == 1) copies.clear();
-  copies.push_back(std::make_unique<PlacedCall>(device, call, views));
-  const PlacedCall& placed = *copies.back();
+  const PlacedCall& placed = place_call(context, call, views);
   try {
     placed.call(context);
     context.check();

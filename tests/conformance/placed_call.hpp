@@ -60,6 +60,8 @@ class PlacedCall {
   }
   /// Brings back what may have been written: the tensor that y's view is of.
   void collect() const;
+  /// Copies of x, ids and scores hold NaN and no expert from then on.
+  void poison_inputs() const;
 
   CallViews views;
 
@@ -70,6 +72,12 @@ class PlacedCall {
   std::unique_ptr<DeviceCall> copy_;  ///< null on the CPU
   std::list<cuda::DeviceBuffer> foreign_;
 };
+
+/// The copy of a call on the device of `context`, which lives as long as this rank's thread.
+const PlacedCall& place_call(Context& context, const RankCall& call, const CallViews& views);
+inline const PlacedCall& place_call(Context& context, const RankCall& call) {
+  return place_call(context, call, views_of(call));
+}
 
 /// One call of `context`, waited for: what it throws, of the host or of the device, comes out here,
 /// and y is in the packed call, that of a call that failed too.

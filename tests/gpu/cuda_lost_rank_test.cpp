@@ -10,8 +10,10 @@
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
 #include "backend/cuda/published.hpp"
+#include "conformance/moe_gradients.hpp"
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
+#include "distmoe/routed_experts_backward.hpp"
 #include "gpu/gpu_ranks.hpp"
 #include "layout/context_buffers.hpp"
 #include "runtime/context_impl.hpp"
@@ -19,12 +21,15 @@
 namespace distmoe::gpu {
 namespace {
 
+using conformance::BackwardForm;
 using conformance::DeviceCall;
+using conformance::DeviceGradients;
 using conformance::expect_error;
 using conformance::MoeProblem;
 using conformance::Outcome;
 using conformance::outcome_of;
 using conformance::RankCall;
+using conformance::RankGradients;
 using conformance::RoutePattern;
 using std::chrono::milliseconds;
 
@@ -95,6 +100,71 @@ TEST_F(CudaLostRank, LaterCallsFailAtOnceAndLeaveTheWindowsAlone) {
       call.ids.buffer().download(ids.data(), ids.size() * sizeof(std::int32_t));
       EXPECT_TRUE(std::equal(ids.begin(), ids.end(), words.end() - std::ssize(ids)))
           << "the ids of the first call are gone, while a late peer may route with them";
+      ++num_reported;
+    });
+  });
+}
+
+void train(Context& context, const DeviceCall& call, const DeviceGradients& gradients) {
+  SavedForward saved = saving_routed_experts(context, call.input(), call.weights(), call.y.view());
+  routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights(),
+                          gradients.destinations());
+}
+
+/// A peer comes to the forward and, late, to its backward.
+TEST_F(CudaLostRank, LaterBackwardsFailAtOnceAndLeaveTheWindowsAlone) {
+  const MoeProblem problem = problem_of(25);
+  const MoeProblem other = problem_of(26);
+  const std::vector<BF16> dy = conformance::make_dy(problem, 27);
+  const BackwardForm form;
+  for_each_group([&](GpuRun run) {
+    const auto ranks = static_cast<int>(run.devices.size());
+    run.adjust = [](Config& config) {
+      config.timeout = kTimeout;
+      config.inference = false;
+    };
+    std::atomic<int> num_reported{0};
+    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator& group) {
+      const int late = ranks - 1;
+      const int device = run.devices[static_cast<std::size_t>(context.rank())];
+      const RankCall host = conformance::pack_rank(other, run.form, run.counts, context.rank());
+      const DeviceCall second(host, device);
+      const RankGradients first_host(problem, dy, form, run.counts, context.rank());
+      const DeviceGradients first_gradients(first_host, device);
+      const RankGradients second_host(problem, dy, form, run.counts, context.rank());
+      const DeviceGradients second_gradients(second_host, device);
+      group.barrier(std::chrono::seconds(60));  // allocations may wait for the device
+      if (context.rank() == late) {
+        SavedForward saved =
+            saving_routed_experts(context, call.input(), call.weights(), call.y.view());
+        while (num_reported < late) std::this_thread::sleep_for(milliseconds(10));
+        routed_experts_backward(context, std::move(saved), first_gradients.dy(), call.weights(),
+                                first_gradients.destinations());
+        expect_error(outcome_of([&] { context.check(); }), ErrorCode::kPeerLost,
+                     {"gave the call up", "call 2"});
+        first_gradients.fetch();
+        EXPECT_TRUE(first_host.is_of_a_failed_call(BackendKind::kCuda));
+        EXPECT_FALSE(all_nan(call.y_rows()));
+        return;
+      }
+      train(context, call, first_gradients);
+      for (int i = 0; i < 4; ++i) train(context, second, second_gradients);
+      const Outcome outcome = outcome_of([&] { context.check(); });
+      expect_error(outcome, ErrorCode::kPeerLost,
+                   {"rank " + std::to_string(late), "400 ms", "call 2"});
+      EXPECT_LT(outcome.seconds, 3.0) << "ten calls, of which one may wait";
+      for (const auto* gradients : {&first_gradients, &second_gradients}) gradients->fetch();
+      EXPECT_TRUE(first_host.is_of_a_failed_call(BackendKind::kCuda));
+      EXPECT_TRUE(second_host.is_of_a_failed_call(BackendKind::kCuda));
+      EXPECT_FALSE(all_nan(call.y_rows()));
+      EXPECT_TRUE(all_nan(second.y_rows()));
+
+      const auto rank = static_cast<std::size_t>(context.rank());
+      const auto num_ids = static_cast<std::size_t>(run.counts[rank] * 3);
+      const std::vector<std::int32_t> words = published_words(context, num_ids);
+      std::vector<std::int32_t> ids(num_ids);
+      call.ids.buffer().download(ids.data(), ids.size() * sizeof(std::int32_t));
+      EXPECT_TRUE(std::equal(ids.begin(), ids.end(), words.end() - std::ssize(ids)));
       ++num_reported;
     });
   });

@@ -54,9 +54,10 @@ struct alignas(16) TileGroup {
 };
 static_assert(sizeof(TileGroup) == 32);
 
-/// The grouped products of a forward call, each with its own tile counter and groups.
-enum class Product : std::int32_t { kW13 = 0, kW2 = 1 };
-inline constexpr int kNumProducts = 2;
+/// The grouped products of a call over weights, each with its own tile counter. A forward has
+/// groups for W13 and W2; a backward has those of W2 for all that it runs.
+enum class Product : std::int32_t { kW13 = 0, kW2 = 1, kW2Dgrad = 2, kW13Dgrad = 3 };
+inline constexpr int kNumProducts = 4;
 
 /// Groups of an expert at most. W13 may part rows by when they are there: of this rank's tokens,
 /// of lower and of higher ranks'. W2 takes all rows of an expert together, so that own and peers'

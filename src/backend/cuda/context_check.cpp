@@ -7,8 +7,10 @@
 
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
+#include "backend/cuda/kernels/grad_dispatch.hpp"
 #include "core/check.hpp"
 #include "plan/capacity_rows.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -21,6 +23,17 @@ void refuse_inside_a_capture() {
   DISTMOE_CHECK(error != cudaErrorStreamCaptureImplicit, kUnsupported,
                 "a stream is being captured into a CUDA graph: a context allocates memory and is "
                 "created before the capture begins");
+}
+
+/// What training cannot do here yet.
+void check_training(const Config& config) {
+  if (config.inference) return;
+  DISTMOE_CHECK(config.combine == Combine::kPerRoute, kUnsupported, "combine is ",
+                option_name(config.combine),
+                "; the CUDA backend of this version trains with per_route");
+  DISTMOE_CHECK(fits_grad_dispatch(config.hidden_dim * 2), kUnsupported, "hidden_dim is ",
+                config.hidden_dim,
+                "; to train, the CUDA backend keeps a row in the memory of an SM");
 }
 
 }  // namespace
@@ -46,8 +59,7 @@ BackendSetup check_device(BackendSetup setup) {
   check_supported(choice_inputs(setup));
   check_indices(capacity_rows(setup.config, setup.size, setup.plan.total_scratch_factor),
                 setup.size, setup.config.max_tokens);
-  DISTMOE_CHECK(setup.config.inference, kUnsupported,
-                "the CUDA backend of this version runs inference contexts only");
+  check_training(setup.config);
   DISTMOE_CHECK(setup.plan.host_scratch_bytes == 0, kUnsupported,
                 "the CUDA backend of this version has no host scratch; the plan asks for ",
                 setup.plan.host_scratch_bytes, " bytes of it");

@@ -12,6 +12,7 @@
 #include "backend/cuda/kernels/publish_route.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/kernels/sm90_bf16_grad_gemm.hpp"
 #include "backend/cuda/select/few_rows_choice.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
@@ -57,12 +58,6 @@ int device_sms(int device) {
   return num_sms;
 }
 
-std::uint64_t address_of(const TensorView& tensor) {
-  return reinterpret_cast<std::uint64_t>(tensor.data);
-}
-
-std::int64_t row_stride_bytes(const TensorView& rows) { return rows.strides[0] * 2; }
-
 }  // namespace
 
 CudaBackend::CudaBackend(BackendSetup setup)
@@ -72,11 +67,12 @@ CudaBackend::CudaBackend(BackendSetup setup)
       capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
       rows_per_rank_(static_cast<std::size_t>(setup_.size)),
       rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
-  const LayerBytes<> bytes{layer_dims(setup_.config)};
-  const LayerRegions regions = bytes.scratch_regions(capacity_rows_);
-  // NOLINTNEXTLINE(cppcoreguidelines-prefer-member-initializer): follows from the regions
-  gather_buffer_ = reinterpret_cast<std::uint64_t>(memory_.scratch());
-  h2_ = gather_buffer_ + static_cast<std::uint64_t>(regions.x + regions.h1);
+  scratch_ = scratch_layout(layer_dims(setup_.config), capacity_rows_, memory_.activation_bytes());
+  // NOLINTBEGIN(cppcoreguidelines-prefer-member-initializer): follow from the regions
+  gather_buffer_ = activations_at(scratch_.x);
+  h2_ = activations_at(scratch_.h2);
+  // NOLINTEND(cppcoreguidelines-prefer-member-initializer)
+  take_metadata(std::nullopt);
   DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
   DISTMOE_CUDA_CHECK(prepare_few_rows());
   DISTMOE_CUDA_CHECK(prepare_route());
@@ -86,6 +82,7 @@ CudaBackend::CudaBackend(BackendSetup setup)
   DISTMOE_CUDA_CHECK(prepare_rank_sums());
   DISTMOE_CUDA_CHECK(prepare_combine());
   DISTMOE_CUDA_CHECK(prepare_copy_rows());
+  if (!setup_.config.inference) prepare_training();
   DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
   DISTMOE_CUDA_CHECK(cudaEventCreateWithFlags(&last_call_done_, cudaEventDisableTiming));
 }
@@ -125,10 +122,6 @@ void CudaBackend::connect() {
   is_connected_ = true;
 }
 
-cudaStream_t CudaBackend::stream_of(const ForwardCall& call) const {
-  return call.stream != nullptr ? static_cast<cudaStream_t>(call.stream) : own_stream_;
-}
-
 std::uint64_t CudaBackend::timeout_ns() const {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(bounded(setup_.timeout)).count());
 }
@@ -151,37 +144,41 @@ void CudaBackend::send_rank_sums(cudaStream_t stream) {
 
 RowTable CudaBackend::result_rows() const {
   if (combines_per_rank()) return h3_rows();
-  return {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress)};
+  return {.address = metadata_.result_row_address};
 }
 
 void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
-  const std::int64_t num_local =
-      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
-  if (num_local == 0) return;
-  if (const std::optional<FewRowsTiles> tiles = few_rows_tiles(call)) {
-    DISTMOE_CUDA_CHECK(launch_few_rows(
-        few_rows_args(call, *tiles), w13_map(call, {tiles->w13_rows, false}),
-        w2_map(call, {tiles->w2_rows, false}), choice_.persistent_blocks, stream_of(call)));
-    return;
+  if (num_local() > 0) {
+    if (const std::optional<FewRowsTiles> tiles = few_rows_tiles(call)) {
+      DISTMOE_CUDA_CHECK(launch_few_rows(few_rows_args(call, *tiles),
+                                         w13_map(call.experts, {tiles->w13_rows, false}),
+                                         w2_map(call.experts, {tiles->w2_rows, false}),
+                                         choice_.persistent_blocks, stream_of(call)));
+      return;
+    }
+    GroupedGemmArgs args = w13_args(call.experts);
+    args.tokens.address = metadata_.token_row_address;
+    args.pull = pull_args();
+    const CUtensorMap map = w13_map(call.experts, {});
+    if (call.ticket) {
+      args.h1 = &training_frame()->h1;
+      DISTMOE_CUDA_CHECK(launch_w13_saving(args, map, choice_.persistent_blocks, stream_of(call)));
+    } else {
+      args.lets_next_start = starts_w2_early(choice_inputs_, choice_, call.num_tokens) ? 1 : 0;
+      DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, choice_.persistent_blocks, stream_of(call)));
+    }
   }
-  GroupedGemmArgs args = w13_args(call);
-  args.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
-  args.pull = pull_args();
-  args.lets_next_start = starts_w2_early(choice_inputs_, choice_, call.num_tokens) ? 1 : 0;
-  DISTMOE_CUDA_CHECK(
-      launch_w13_swiglu(args, w13_map(call, {}), choice_.persistent_blocks, stream_of(call)));
+  if (call.ticket) spread_x(call.x_TD, false, gather_buffer_, stream_of(call));
 }
 
 void CudaBackend::w2_scatter(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
-  const std::int64_t num_local =
-      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
-  if (num_local > 0 && !few_rows_tiles(call)) {
-    GroupedGemmArgs args = w2_args(call);
+  if (num_local() > 0 && !few_rows_tiles(call)) {
+    GroupedGemmArgs args = w2_args(call.experts);
     args.result = result_rows();
-    DISTMOE_CUDA_CHECK(
-        launch_w2_scatter(args, w2_map(call, {}), choice_.persistent_blocks, stream_of(call)));
+    DISTMOE_CUDA_CHECK(launch_w2_scatter(args, w2_map(call.experts, {}), choice_.persistent_blocks,
+                                         stream_of(call)));
   }
   send_rank_sums(stream_of(call));
   meet_before_combine(call);
@@ -196,7 +193,7 @@ std::uint64_t CudaBackend::gather_buffer(const ForwardCall& call) const {
   DISTMOE_CHECK(most_rows * setup_.config.hidden_dim * 2 <= regions.h1 + regions.h2, kUnsupported,
                 "an exchange with combine per_rank needs room for ", most_rows,
                 " peers' rows of x where h1 and h2 lie: give it a larger intermediate_dim");
-  return gather_buffer_ + static_cast<std::uint64_t>(regions.x);
+  return h2_;  // which h1 follows
 }
 
 void CudaBackend::copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to,
@@ -212,8 +209,7 @@ void CudaBackend::copy_rows(CopiedRows rows, const RowTable& from, const RowTabl
 void CudaBackend::dispatch_rows(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
   if (setup_.size > 1) {
-    copy_rows(CopiedRows::kGathered,
-              {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource)},
+    copy_rows(CopiedRows::kGathered, {.address = metadata_.gather_source},
               {.base = gather_buffer(call), .stride_bytes = setup_.config.hidden_dim * 2},
               stream_of(call));
   }
@@ -222,9 +218,8 @@ void CudaBackend::dispatch_rows(const ForwardCall& call) {
 }
 
 void CudaBackend::copy_to_results(const ForwardCall& call) {
-  copy_rows(CopiedRows::kRouted,
-            {.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress)},
-            result_rows(), stream_of(call));
+  copy_rows(CopiedRows::kRouted, {.address = metadata_.token_row_address}, result_rows(),
+            stream_of(call));
 }
 
 void CudaBackend::return_rows(const ForwardCall& call) {
@@ -242,6 +237,7 @@ void CudaBackend::combine(const ForwardCall& call) {
       .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
       .results = memory_.address(buffer_name::kCombineWindow),
+      .results_at = call.ticket && setup_.size == 1 ? &training_frame()->kept_h3 : nullptr,
       .ids = published_ids(memory_.address(buffer_name::kIdWindow)),
       .scores = scores.data,
       .score_token_stride = scores.strides[0],
@@ -261,6 +257,7 @@ void CudaBackend::combine(const ForwardCall& call) {
       .meeting = barrier_args(PeerBarrier::kResultsStored),
       .meets_peers = joins_meeting_and_combine(call) ? 1 : 0};
   DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
+  if (call.ticket && setup_.size > 1) keep_h3(call);
   mark_end_of_call(stream_of(call));
 }
 
@@ -298,31 +295,17 @@ CallState CudaBackend::read_state() {
   return state;
 }
 
-RegionPeaks CudaBackend::region_peaks() {
-  const DeviceScope scope(setup_.device);
-  RegionPeaks peaks;
-  peaks.device_scratch_bytes =
-      LayerBytes<>{layer_dims(setup_.config)}.scratch(read_state().peak_rows);
-  return peaks;
-}
-
-void CudaBackend::reset_slots() {
-  const DeviceScope scope(setup_.device);
-  wait_for_calls();
-  auto* state = memory_.buffer_of<CallState>(buffer_name::kCallState);
-  DISTMOE_CUDA_CHECK(cudaMemsetAsync(&state->peak_rows, 0, sizeof(state->peak_rows), own_stream_));
-  DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
-}
-
 RoutingLoad CudaBackend::load() {
   const DeviceScope scope(setup_.device);
   wait_for_calls();
-  const auto fetch = [&](const char* name, std::vector<std::int64_t>& out) {
-    copy_from_device(out.data(), memory_.buffer(name), out.size() * sizeof(std::int64_t));
+  const auto fetch = [&](const std::int64_t* source, std::vector<std::int64_t>& out) {
+    copy_from_device(out.data(), source, out.size() * sizeof(std::int64_t));
   };
-  fetch(buffer_name::kRowsPerRank, rows_per_rank_);
-  fetch(buffer_name::kRowsPerExpert, rows_per_expert_);
-  return {rows_per_rank_, rows_per_expert_};
+  fetch(metadata_.rows_per_rank, rows_per_rank_);
+  fetch(metadata_.rows_per_expert, rows_per_expert_);
+  TrainingFrame training{};
+  if (ticket_) copy_from_device(&training, training_frame(), sizeof(training));
+  return {rows_per_rank_, rows_per_expert_, training.is_recomputed != 0};
 }
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {

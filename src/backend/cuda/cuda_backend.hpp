@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One rank's steps of a forward call on a Hopper GPU. Every step enqueues a fixed sequence of
-// launches and returns; what depends on the routing stays on the device (call_frame.hpp).
+// One rank's steps of a call on a Hopper GPU. Every step enqueues a fixed sequence of launches and
+// returns; what depends on the routing stays on the device (call_frame.hpp, training_frame.hpp).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,18 +13,36 @@
 #include <vector>
 
 #include "backend/backend.hpp"
+#include "backend/cuda/call_metadata.hpp"
 #include "backend/cuda/device_memory.hpp"
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/route.hpp"
+#include "backend/cuda/kernels/slots.hpp"
 #include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/kernels/sm90_bf16_wgrad.hpp"
+#include "backend/cuda/kernels/training_rows.hpp"
 #include "backend/cuda/peer_windows.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
+#include "plan/scratch_layout.hpp"
 
 namespace distmoe::cuda {
+
+inline std::uint64_t address_of(const TensorView& tensor) {
+  return reinterpret_cast<std::uint64_t>(tensor.data);
+}
+/// Of rows of BF16.
+inline std::int64_t row_stride_bytes(const TensorView& rows) { return rows.strides[0] * 2; }
+
+inline DeviceBias device_bias(const BiasRows& bias) {
+  return {.data = bias.data,
+          .expert_stride = bias.expert_stride,
+          .stride = bias.stride,
+          .is_bf16 = bias.dtype == DType::kBF16};
+}
 
 class CudaBackend final : public Backend {
  public:
@@ -43,9 +61,20 @@ class CudaBackend final : public Backend {
   void dispatch_rows(const ForwardCall& call) override;
   void return_rows(const ForwardCall& call) override;
 
-  // Inference contexts alone: regions are placed at creation, and there are no slots.
-  void carve(const ForwardCall&) override {}
-  void rewind(const SlotTicket&) override {}
+  /// Of a saving call; scratch is placed at creation, for the rows of the plan.
+  void carve(const ForwardCall& call) override;
+
+  void publish_backward(const BackwardCall& call, const std::optional<Error>& refusal) override;
+  void carve_backward(const BackwardCall& call) override;
+  void restore_activations(const BackwardCall& call) override;
+  void dispatch_grad_h3(const BackwardCall& call) override;
+  /// SwiGLU's gradient is taken in the epilogue.
+  void w2_dgrad(const BackwardCall& call) override;
+  void w2_wgrad(const BackwardCall& call) override;
+  void w13_wgrad(const BackwardCall& call) override;
+  void w13_dgrad_scatter(const BackwardCall& call) override;
+  void reduce_gradients(const BackwardCall& call) override;
+  void rewind(const SlotTicket& ticket) override;
   void reset_slots() override;
   RegionPeaks region_peaks() override;
 
@@ -64,7 +93,10 @@ class CudaBackend final : public Backend {
 
  private:
   /// The caller's stream, or the context's own.
-  cudaStream_t stream_of(const ForwardCall& call) const;
+  template <typename Call>
+  cudaStream_t stream_of(const Call& call) const {
+    return call.stream != nullptr ? static_cast<cudaStream_t>(call.stream) : own_stream_;
+  }
   PeerBarrierArgs barrier_args(PeerBarrier barrier) const;
   void meet_peers(PeerBarrier barrier, cudaStream_t stream);
   PublishArgs publish_args(const ForwardCall& call) const;
@@ -92,10 +124,10 @@ class CudaBackend final : public Backend {
   GatherPull pull_args() const;
   GroupedGemmArgs product_args(Product product) const;
   /// A product's weights, biases and sizes.
-  GroupedGemmArgs w13_args(const ForwardCall& call) const;
-  GroupedGemmArgs w2_args(const ForwardCall& call) const;
-  CUtensorMap w13_map(const ForwardCall& call, const WeightBox& box) const;
-  CUtensorMap w2_map(const ForwardCall& call, const WeightBox& box) const;
+  GroupedGemmArgs w13_args(const ExpertMatrices& experts) const;
+  GroupedGemmArgs w2_args(const ExpertMatrices& experts) const;
+  CUtensorMap w13_map(const ExpertMatrices& experts, const WeightBox& box) const;
+  CUtensorMap w2_map(const ExpertMatrices& experts, const WeightBox& box) const;
   RowTable h2_rows() const;
   /// Where peers' rows arrive; in an exchange with combine per_rank beside h3.
   std::uint64_t gather_buffer(const ForwardCall& call) const;
@@ -103,6 +135,11 @@ class CudaBackend final : public Backend {
   void copy_to_results(const ForwardCall& call);
   void copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to, cudaStream_t stream);
   RowTable h3_rows() const;
+  W13Layout w13_layout(const ExpertMatrices& experts) const;
+  W2Layout w2_layout(const ExpertMatrices& experts) const;
+  std::int64_t num_local() const;
+  /// Rows of peers that the plan gathers at most.
+  std::int64_t gather_rows() const;
   /// BF16 [R, D], where results stay on this rank: in the place of the gathered rows.
   std::uint64_t h3() const { return gather_buffer_; }
   /// Where W2 stores its rows.
@@ -113,6 +150,31 @@ class CudaBackend final : public Backend {
   SumTables sum_tables() const;
   void send_rank_sums(cudaStream_t stream);
   std::uint64_t timeout_ns() const;
+  // cuda_training.cpp
+  void prepare_training();
+  void take_metadata(const std::optional<SlotTicket>& ticket);
+  SlotArgs slot_args(const SlotTicket& ticket) const;
+  std::uint64_t activations_at(std::int64_t offset) const;
+  TrainingFrame* training_frame() const;
+  TokenRows token_rows() const;
+  RouteLimits route_limits() const;
+  int row_blocks() const;
+  void spread_x(const TensorView& x_TD, bool is_backward, std::uint64_t gather_buffer,
+                cudaStream_t stream);
+  void keep_h3(const ForwardCall& call);
+  // cuda_backward.cpp
+  bool is_lean() const { return setup_.config.activation_policy == ActivationPolicy::kLean; }
+  std::int64_t num_score_parts() const;
+  float* row_scores() const;
+  float* score_parts() const;
+  std::int64_t score_offset() const;
+  float* published_scores() const;
+  void finish_lean_scores(const BackwardCall& call);
+  GroupedGemmArgs backward_args(Product product) const;
+  void add_weight_gradient(const BackwardCall& call, const GradientDestination& out,
+                           WgradArgs args) const;
+  void add_bias_gradient(const BackwardCall& call, const GradientDestination& out,
+                         std::int64_t grads_offset, std::int64_t width, std::int64_t half) const;
 
   BackendSetup setup_;
   DeviceMemory memory_;
@@ -127,6 +189,12 @@ class CudaBackend final : public Backend {
   std::optional<cudaStream_t> call_in_progress_;           ///< of this host; where its kernels are
   bool is_connected_ = false;                              ///< the windows of all ranks are known
   std::vector<std::shared_ptr<std::byte>> peers_windows_;  ///< that calls write to
+  // Training: offsets in the activation buffer, for the rows of the plan; grad_h1 takes the place
+  // of h1 and not, as on the CPU, that of h2 and grad_h3, which W2's gradient still reads.
+  RegionOffsets scratch_;
+  std::optional<SlotTicket> ticket_;  ///< of the call that metadata_ belongs to
+  cudaStream_t backward_stream_ = nullptr;
+  CallMetadata metadata_;  ///< of the last call
   std::function<void(cudaStream_t)> order_peers_;
   std::vector<std::int64_t> rows_per_rank_;
   std::vector<std::int64_t> rows_per_expert_;

@@ -12,21 +12,10 @@
 namespace distmoe::cuda {
 namespace {
 
-DeviceBias device_bias(const BiasRows& bias) {
-  return {.data = bias.data,
-          .expert_stride = bias.expert_stride,
-          .stride = bias.stride,
-          .is_bf16 = bias.dtype == DType::kBF16};
-}
-
 /// A tensor map wants a stride even where there is one expert. Experts may share weights: 0.
 std::int64_t expert_stride(std::int64_t num_experts, std::int64_t stride, std::int64_t row_stride,
                            std::int64_t num_rows) {
   return num_experts > 1 ? stride : row_stride * num_rows;
-}
-
-std::uint64_t address_of(const TensorView& tensor) {
-  return reinterpret_cast<std::uint64_t>(tensor.data);
 }
 
 }  // namespace
@@ -35,9 +24,11 @@ GroupedGemmArgs CudaBackend::product_args(Product product) const {
   GroupedGemmArgs args;
   args.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame);
   args.groups = groups_of(memory_.buffer_of<TileGroup>(buffer_name::kTileGroups), product,
-                          num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank),
-                          setup_.size);
+                          num_local(), setup_.size);
   args.timeout_ns = timeout_ns();
+  args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
+                 .alpha = static_cast<float>(setup_.config.swiglu_alpha),
+                 .limit = static_cast<float>(setup_.config.swiglu_limit)};
   return args;
 }
 
@@ -49,55 +40,56 @@ RowTable CudaBackend::h3_rows() const {
   return {.base = h3(), .stride_bytes = setup_.config.hidden_dim * 2};
 }
 
-GroupedGemmArgs CudaBackend::w13_args(const ForwardCall& call) const {
+std::int64_t CudaBackend::num_local() const {
+  return num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+}
+
+GroupedGemmArgs CudaBackend::w13_args(const ExpertMatrices& experts) const {
   GroupedGemmArgs args = product_args(Product::kW13);
   args.result = h2_rows();
-  args.bias = device_bias(call.experts.gate_bias);
-  args.bias_up = device_bias(call.experts.up_bias);
-  args.swiglu = {.is_clamped = setup_.config.activation == Activation::kSwiGLUClamped,
-                 .alpha = static_cast<float>(setup_.config.swiglu_alpha),
-                 .limit = static_cast<float>(setup_.config.swiglu_limit)};
+  args.bias = device_bias(experts.gate_bias);
+  args.bias_up = device_bias(experts.up_bias);
   args.m = static_cast<std::int32_t>(2 * setup_.config.intermediate_dim);
   args.k = static_cast<std::int32_t>(setup_.config.hidden_dim);
   return args;
 }
 
-CUtensorMap CudaBackend::w13_map(const ForwardCall& call, const WeightBox& box) const {
-  const ExpertMatrices& experts = call.experts;
-  const std::int64_t num_local =
-      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
-  CUtensorMap map;
-  const W13Layout layout{
+W13Layout CudaBackend::w13_layout(const ExpertMatrices& experts) const {
+  return {
       .gate = experts.gate,
       .row_stride = experts.w13_row_stride,
       .half_stride = experts.up - experts.gate,
-      .expert_stride = expert_stride(num_local, experts.w13_expert_stride, experts.w13_row_stride,
+      .expert_stride = expert_stride(num_local(), experts.w13_expert_stride, experts.w13_row_stride,
                                      2 * setup_.config.intermediate_dim)};
-  DISTMOE_CHECK(make_w13_map(encode_, layout, num_local, setup_.config.intermediate_dim,
-                             setup_.config.hidden_dim, box, &map),
+}
+
+CUtensorMap CudaBackend::w13_map(const ExpertMatrices& experts, const WeightBox& box) const {
+  CUtensorMap map;
+  DISTMOE_CHECK(make_w13_map(encode_, w13_layout(experts), num_local(),
+                             setup_.config.intermediate_dim, setup_.config.hidden_dim, box, &map),
                 kInternal, "no tensor map for w13");
   return map;
 }
 
-GroupedGemmArgs CudaBackend::w2_args(const ForwardCall& call) const {
+GroupedGemmArgs CudaBackend::w2_args(const ExpertMatrices& experts) const {
   GroupedGemmArgs args = product_args(Product::kW2);
   args.tokens = h2_rows();
-  args.bias = device_bias(call.experts.bias2);
+  args.bias = device_bias(experts.bias2);
   args.m = static_cast<std::int32_t>(setup_.config.hidden_dim);
   args.k = static_cast<std::int32_t>(setup_.config.intermediate_dim);
   return args;
 }
 
-CUtensorMap CudaBackend::w2_map(const ForwardCall& call, const WeightBox& box) const {
-  const std::int64_t num_local =
-      num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
+W2Layout CudaBackend::w2_layout(const ExpertMatrices& experts) const {
+  return {.data = experts.w2,
+          .row_stride = experts.w2_row_stride,
+          .expert_stride = expert_stride(num_local(), experts.w2_expert_stride,
+                                         experts.w2_row_stride, setup_.config.hidden_dim)};
+}
+
+CUtensorMap CudaBackend::w2_map(const ExpertMatrices& experts, const WeightBox& box) const {
   CUtensorMap map;
-  const W2Layout layout{
-      .data = call.experts.w2,
-      .row_stride = call.experts.w2_row_stride,
-      .expert_stride = expert_stride(num_local, call.experts.w2_expert_stride,
-                                     call.experts.w2_row_stride, setup_.config.hidden_dim)};
-  DISTMOE_CHECK(make_w2_map(encode_, layout, num_local, setup_.config.hidden_dim,
+  DISTMOE_CHECK(make_w2_map(encode_, w2_layout(experts), num_local(), setup_.config.hidden_dim,
                             setup_.config.intermediate_dim, box, &map),
                 kInternal, "no tensor map for w2");
   return map;
@@ -114,8 +106,8 @@ std::optional<FewRowsTiles> CudaBackend::few_rows_tiles(const ForwardCall& call)
 }
 
 GatherPull CudaBackend::pull_args() const {
-  return {.source_address = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
-          .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
+  return {.source_address = metadata_.gather_source,
+          .gather_index = metadata_.gather_index,
           .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
           .buffer = gather_buffer_,
           .buffer_stride_bytes = setup_.config.hidden_dim * 2,
@@ -129,10 +121,10 @@ FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTil
                    .ring = few_rows_ring(tiles, static_cast<std::int32_t>(setup_.config.top_k)),
                    .has_peers = setup_.size > 1,
                    .top_k = static_cast<std::int32_t>(setup_.config.top_k),
-                   .w13 = w13_args(call),
-                   .w2 = w2_args(call)};
+                   .w13 = w13_args(call.experts),
+                   .w2 = w2_args(call.experts)};
   if (args.has_peers != 0) {
-    args.w13.tokens.address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress);
+    args.w13.tokens.address = metadata_.token_row_address;
     args.w13.pull = pull_args();
     args.w2.result = result_rows();
   } else {
@@ -147,12 +139,11 @@ void CudaBackend::add_whole_call(const ForwardCall& call, FewRowsArgs& args) con
   const TensorView& scores = call.topk_scores_TK;
   args.state = memory_.buffer_of<CallState>(buffer_name::kCallState);
   args.arrivals = memory_.buffer_of<std::uint32_t>(buffer_name::kArrivals);
-  args.record = {
-      .row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
-      .token_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
-      .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
-      .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
-      .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert)};
+  args.record = {.row_origin = metadata_.row_origin,
+                 .token_row_address = metadata_.token_row_address,
+                 .expert_begin = metadata_.expert_begin,
+                 .rows_per_rank = metadata_.rows_per_rank,
+                 .rows_per_expert = metadata_.rows_per_expert};
   args.capacity_rows = capacity_rows_;
   args.ids = ids.data;
   args.id_token_stride = ids.strides[0];

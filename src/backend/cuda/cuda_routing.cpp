@@ -11,15 +11,6 @@
 #include "layout/context_buffers.hpp"
 
 namespace distmoe::cuda {
-namespace {
-
-std::uint64_t address_of(const TensorView& tensor) {
-  return reinterpret_cast<std::uint64_t>(tensor.data);
-}
-
-std::int64_t row_stride_bytes(const TensorView& rows) { return rows.strides[0] * 2; }
-
-}  // namespace
 
 bool CudaBackend::joins_publish_and_route() const {
   return !order_peers_ && cuda::joins_publish_and_route(choice_inputs_, setup_.config.max_tokens);
@@ -61,6 +52,7 @@ PublishArgs CudaBackend::publish_args(const ForwardCall& call) const {
 void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& refusal) {
   const cudaStream_t stream = stream_of(call);
   call_in_progress_ = stream;
+  take_metadata(call.ticket);
   if (!refusal && (is_one_launch(call) || joins_publish_and_route())) return;
   const DeviceScope scope(setup_.device);
   PublishArgs args = publish_args(call);
@@ -81,27 +73,31 @@ RouteArgs CudaBackend::route_args(const ForwardCall& call) const {
           .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
           .chunk_counts = memory_.buffer_of<std::int32_t>(buffer_name::kChunkCounts),
           .chunk_tokens = memory_.buffer_of<std::int32_t>(buffer_name::kChunkTokens),
-          .expert_begin = memory_.buffer_of<std::int32_t>(buffer_name::kExpertBegin),
-          .rows_per_rank = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerRank),
-          .rows_per_expert = memory_.buffer_of<std::int64_t>(buffer_name::kRowsPerExpert),
-          .row_origin = memory_.buffer_of<RowOrigin>(buffer_name::kRowOrigin),
-          .token_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kTokenRowAddress),
-          .gather_index = memory_.buffer_of<std::int32_t>(buffer_name::kGatherIndex),
-          .result_row_address = memory_.buffer_of<std::uint64_t>(buffer_name::kResultRowAddress),
-          .gather_source = memory_.buffer_of<std::uint64_t>(buffer_name::kGatherSource),
+          .expert_begin = metadata_.expert_begin,
+          .rows_per_rank = metadata_.rows_per_rank,
+          .rows_per_expert = metadata_.rows_per_expert,
+          .row_origin = metadata_.row_origin,
+          .token_row_address = metadata_.token_row_address,
+          .gather_index = metadata_.gather_index,
+          .result_row_address = metadata_.result_row_address,
+          .gather_source = metadata_.gather_source,
           .sums = sum_tables(),
           .x = address_of(call.x_TD),
           .x_stride_bytes = row_stride_bytes(call.x_TD),
           .gather_buffer = gather_buffer(call),
           .row_bytes = setup_.config.hidden_dim * 2,
           .capacity_rows = capacity_rows_,
-          .gather_rows = cuda_gather_rows(setup_.config, setup_.size, capacity_rows_),
+          .gather_rows = gather_rows(),
           .rank = setup_.rank,
           .num_ranks = setup_.size,
           .top_k = static_cast<std::int32_t>(setup_.config.top_k),
           .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
           .chunks_per_rank =
               static_cast<std::int32_t>(route_chunks_per_rank(setup_.config.max_tokens))};
+}
+
+std::int64_t CudaBackend::gather_rows() const {
+  return cuda_gather_rows(setup_.config, setup_.size, capacity_rows_);
 }
 
 void CudaBackend::route(const ForwardCall& call) {

@@ -71,6 +71,16 @@ void DeviceMemory::clear_windows() {
   DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
 }
 
+std::int64_t DeviceMemory::bytes_of(std::string_view name) const {
+  for (const auto* list : {&plan_.communication_buffers, &plan_.metadata_buffers,
+                           &plan_.control_buffers, &plan_.workspace_buffers}) {
+    for (const PlanBuffer& candidate : *list) {
+      if (candidate.name == name) return candidate.bytes;
+    }
+  }
+  return 0;
+}
+
 std::byte* DeviceMemory::buffer(std::string_view name) const {
   std::byte* next = windows_.get();
   for (const PlanBuffer& candidate : plan_.communication_buffers) {

@@ -30,9 +30,19 @@ class DeviceMemory {
   /// Collective where the memory is symmetric.
   void allocate_windows();
 
+  /// Slots, then scratch.
+  std::byte* activations() const { return private_.get(); }
+  std::int64_t activation_bytes() const {
+    return plan_.total_activation_bytes + plan_.device_scratch_bytes;
+  }
   std::byte* scratch() const { return private_.get() + plan_.total_activation_bytes; }
   /// The buffer of that name in the plan's lists; null where the plan has none.
   std::byte* buffer(std::string_view name) const;
+  /// Part `index` of the `count` equal ones of a buffer.
+  template <typename Element>
+  Element* part_of(std::string_view name, std::int64_t index, std::int64_t count) const {
+    return reinterpret_cast<Element*>(buffer(name) + index * (bytes_of(name) / count));
+  }
   template <typename Element>
   Element* buffer_of(std::string_view name) const {
     return reinterpret_cast<Element*>(buffer(name));
@@ -40,6 +50,8 @@ class DeviceMemory {
   std::uint64_t address(std::string_view name) const {
     return reinterpret_cast<std::uint64_t>(buffer(name));
   }
+  /// 0 where the plan has none.
+  std::int64_t bytes_of(std::string_view name) const;
   /// Peers of this process hold them too.
   const std::shared_ptr<std::byte>& windows() const { return windows_; }
   std::int64_t allocated_bytes() const { return plan_.allocated_bytes; }

@@ -6,6 +6,7 @@
 // Where the launch meets the peers itself, its first block does it as peer_barrier does and tells
 // the others, which wait for it: so all blocks take the call for failed, or none.
 #include "backend/cuda/kernels/combine.hpp"
+#include "backend/cuda/kernels/first_fault.cuh"
 #include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/peer_meeting.cuh"
@@ -25,15 +26,8 @@ __device__ uint4 vector_of(const PackedColumns<kColumns>& row) {
   return {row.words[0], row.words[1], row.words[2], row.words[3]};
 }
 
-/// Keeps the fault of a failed call where no earlier one is kept; by one thread of the call.
 __device__ void keep_first_fault(const CombineArgs& args) {
-  if (blockIdx.x != 0 || threadIdx.x != 0) return;
-  CallState& state = *args.state;
-  if (args.frame->failed == 0 || state.first_fault.kind != FaultKind::kNone) return;
-  state.first_fault = args.frame->fault;
-  state.first_fault_call = is_final(args.frame->fault.kind)
-                               ? state.lost_call
-                               : static_cast<std::int64_t>(state.num_calls);
+  if (blockIdx.x == 0 && threadIdx.x == 0) keep_first_fault(*args.state, *args.frame);
 }
 
 /// By whole blocks; bounded by what bounds the first one's wait.
@@ -67,8 +61,9 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
   const bool failed = args.frame->failed != 0;
   auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
   const int num_vectors = args.hidden_dim / kColumns;
-  const auto* rows =
-      reinterpret_cast<const uint4*>(args.results) + token * args.top_k * num_vectors;
+  const std::uint64_t kept = args.results_at != nullptr ? *args.results_at : 0;
+  const auto* rows = reinterpret_cast<const uint4*>(kept != 0 ? kept : args.results) +
+                     token * args.top_k * num_vectors;
   for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
        vector += kCombineThreads) {
     if (failed) {

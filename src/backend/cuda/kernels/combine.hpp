@@ -13,7 +13,9 @@ namespace distmoe::cuda {
 struct CombineArgs {
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
-  std::uint64_t results = 0;            ///< BF16 [T, K, D]; per_rank: FP32 [T, sums, D]
+  std::uint64_t results = 0;  ///< BF16 [T, K, D]; per_rank: FP32 [T, sums, D]
+  /// Where the results of a saving call of a single rank are instead, unless 0 is there.
+  const std::uint64_t* results_at = nullptr;
   const std::int32_t* ids = nullptr;    ///< [T, K], published
   const void* scores = nullptr;         ///< [T, K]
   std::int64_t score_token_stride = 0;  ///< in elements

@@ -13,6 +13,7 @@
 //   note_bad_id  the value of the first illegal id, once its place is known
 #pragma once
 
+#include "backend/cuda/kernels/begin_call.cuh"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/score.cuh"
 
@@ -38,23 +39,10 @@ __device__ inline PublishedHeader* header_of(const PublishArgs& args) {
 
 /// By one thread.
 __device__ inline void begin_call(const PublishArgs& args) {
-  CallState& state = *args.state;
-  ++state.num_calls;
-  // 0 means that nothing has arrived.
-  state.gather_epoch = state.gather_epoch == UINT32_MAX ? 1 : state.gather_epoch + 1;
-  CallFrame frame{};
-  frame.gather_epoch = state.gather_epoch;
-  const bool is_lost = state.lost.kind != FaultKind::kNone;
-  if (is_lost) {
-    frame.failed = 1;
-    frame.fault = state.lost;
-  } else if (args.is_refused != 0) {
-    frame.failed = 1;
-    frame.fault = {FaultKind::kRefusedByPeer, args.rank, 0, 0, 0};
-  }
+  const bool is_refused = args.is_refused != 0;
+  const CallFrame frame = next_frame(*args.state, is_refused, args.rank);
   *args.frame = frame;
-  if (is_lost) return;
-  *header_of(args) = {args.num_tokens, args.is_refused ? kRefusedCall : kNoBadRoute, 0};
+  publish_header(frame, args.ids_window, args.num_tokens, is_refused);
 }
 
 __device__ inline void publish_ids(const PublishArgs& args, const PublishingThreads& threads) {

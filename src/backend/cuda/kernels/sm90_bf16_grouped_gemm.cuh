@@ -4,6 +4,7 @@
 //
 //   W13   acc = W13[e] x[r]       h2[r, f]     = bf16(swiglu(bf16(gate + bias), bf16(up + bias)))
 //   W2    acc = W2[e] h2[r]       result[r, d] = bf16(acc + bias2)
+// The products of training, with weights transposed, are in sm90_bf16_grad_gemm.cuh.
 //
 // m, n, k: m = rows of a weight matrix (2F or D), n = routed rows of an expert, k = D or F.
 //
@@ -42,6 +43,7 @@
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/cuda/tile/operand_load.cuh"
 #include "backend/cuda/tile/row_pull.cuh"
+#include "backend/cuda/tile/stage_consumer.cuh"
 #include "backend/cuda/tile/tile_epilogue.cuh"
 
 namespace distmoe::cuda {
@@ -51,20 +53,27 @@ struct TensorCoordinates {
   std::int32_t values[kDims];
 };
 
+/// Weights [m, k] with k contiguous, summed over in one piece.
+struct WeightRows {
+  static constexpr bool kTransposesWeights = false;
+  static constexpr int kSegments = 1;
+};
+
 template <bool kIsClamped>
-struct W13Policy {
+struct W13Policy : WeightRows {
   using Epilogue = SwigluEpilogue<kIsClamped>;
   static constexpr Product kProduct = Product::kW13;
   static constexpr bool kPulls = true;
   static constexpr bool kLoadsWeightsEarly = false;  ///< which ones, the kernels before it say
   static constexpr int kColumnsPerWeightRow = 2;     ///< weight rows per output column
 
-  static __device__ TensorCoordinates<5> weight_coordinates(int expert, int row, int k) {
-    return {{k, 0, 0, row / 16, expert}};
+  static __device__ TensorCoordinates<5> weight_coordinates(int expert, int row,
+                                                            const WeightStep& step) {
+    return {{step.k, 0, 0, row / 16, expert}};
   }
 };
 
-struct W2Policy {
+struct W2Policy : WeightRows {
   using Epilogue = RowEpilogue;
   static constexpr Product kProduct = Product::kW2;
   static constexpr bool kPulls = false;
@@ -72,76 +81,21 @@ struct W2Policy {
   static constexpr bool kLoadsWeightsEarly = true;
   static constexpr int kColumnsPerWeightRow = 1;
 
-  static __device__ TensorCoordinates<3> weight_coordinates(int expert, int row, int k) {
-    return {{k, row, expert}};
+  static __device__ TensorCoordinates<3> weight_coordinates(int expert, int row,
+                                                            const WeightStep& step) {
+    return {{step.k, row, expert}};
   }
-};
-
-/// A consumer warp's way through the stages.
-class StageConsumer {
- public:
-  __device__ StageConsumer(GemmStorage& shared, int lane) : shared_(shared) {
-    // Lanes 0 and 1 release stages, each towards one block.
-    releases_ = lane < kClusterBlocks;
-    if (releases_) empty_ = ptx::twin_in_cluster(shared.empty, static_cast<std::uint32_t>(lane));
-  }
-
-  __device__ __forceinline__ int acquire() {
-    ptx::wait(&shared_.full[stage_.slot], stage_.parity);
-    return stage_.slot;
-  }
-  __device__ __forceinline__ void advance() { stage_.advance(); }
-  __device__ __forceinline__ void release(int slot) {
-    if (releases_) ptx::arrive_after_reads(empty_ + slot);
-  }
-
- private:
-  GemmStorage& shared_;
-  std::uint64_t* empty_ = nullptr;
-  StagePosition stage_;
-  bool releases_;
-};
-
-/// At the end of a tile warpgroup 0 goes first: warpgroup 1 holds its last stages back until the
-/// other has issued all of its own. Then each has the tensor cores for itself while the other is in
-/// its epilogue. NOTE: worth 1.5-3 % with K up to 7168; a lead at the start of tiles brought
-/// nothing.
-class WarpgroupOrder {
- public:
-  __device__ __forceinline__ WarpgroupOrder(int num_stages, int warpgroup)
-      : is_first_(warpgroup == 0) {
-    // With few stages warpgroup 0 could come to the barrier twice before warpgroup 1 comes once.
-    if (num_stages >= 2 * kStages) meet_at_ = is_first_ ? num_stages : num_stages - kTailLead;
-  }
-
-  /// Before the products of `stage`; after all of them with the number of stages.
-  __device__ __forceinline__ void at(int stage) const {
-    constexpr int kThreads = kConsumerWarpgroups * kWarpgroupThreads;
-    constexpr int kBarrier = static_cast<int>(NamedBarrier::kTailLead);
-    if (stage != meet_at_) return;
-    if (is_first_) {
-      ptx::named_barrier_arrive<kThreads>(kBarrier);
-    } else {
-      ptx::named_barrier_sync<kThreads>(kBarrier);
-    }
-  }
-
- private:
-  // Warpgroup 1 releases a stage when it has issued the next one, so that with a longer lead the
-  // last stages of warpgroup 0 could never be loaded.
-  static constexpr int kTailLead = 3;
-  static_assert(kTailLead < kStages);
-
-  bool is_first_;
-  int meet_at_ = -1;
 };
 
 /// acc += weights x tokens^T over all of k.
-template <int kN>
-__device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& stages,
+template <typename Policy, int kN>
+__device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer<GemmStorage>& stages,
                                            int num_stages, int warpgroup,
                                            const WarpgroupOrder& order, Accumulators<kN>& acc) {
+  constexpr int kTransposed = Policy::kTransposesWeights ? 1 : 0;
   constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
+  constexpr std::uint64_t kWeightStepK = kTransposed != 0 ? kInstructionK * kRowBytes >> 4 : kStepK;
+  // 64 weight rows of a stage take as many bytes either way.
   constexpr std::uint64_t kStepM = 64 * kRowBytes >> 4;
   const std::uint64_t weights = ptx::swizzled_descriptor(
       ptx::shared_address(shared.weights) + warpgroup * kWeightRowsPerWarpgroup * kRowBytes);
@@ -157,8 +111,9 @@ __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& s
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStageK / kInstructionK; ++k) {
-      ptx::Wgmma<kN>::run(acc[0], a + k * kStepK, b + k * kStepK);
-      ptx::Wgmma<kN>::run(acc[1], a + k * kStepK + kStepM, b + k * kStepK);
+      ptx::Wgmma<kN>::template run<kTransposed>(acc[0], a + k * kWeightStepK, b + k * kStepK);
+      ptx::Wgmma<kN>::template run<kTransposed>(acc[1], a + k * kWeightStepK + kStepM,
+                                                b + k * kStepK);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();
@@ -169,18 +124,6 @@ __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer& s
   order.at(num_stages);
   ptx::wgmma_wait<0>();
   stages.release(previous);
-}
-
-/// A warpgroup that has no token rows, or whose weight rows all lie beyond the matrix, only passes
-/// the stages on.
-__device__ inline void skip_stages(StageConsumer& stages, int num_stages,
-                                   const WarpgroupOrder& order) {
-  for (int stage = 0; stage < num_stages; ++stage) {
-    order.at(stage);
-    stages.release(stages.acquire());
-    stages.advance();
-  }
-  order.at(num_stages);
 }
 
 /// Where the rows of this block's tile go. Looked up before the product, so that the answer is
@@ -213,8 +156,9 @@ class ResultRows {
 
 template <typename Policy, int kN>
 __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmStorage& shared,
-                                             StageConsumer& stages, const TileWork& work,
-                                             int num_stages, const ConsumerThread& self) {
+                                             StageConsumer<GemmStorage>& stages,
+                                             const TileWork& work, int num_stages,
+                                             const ConsumerThread& self) {
   using Epilogue = typename Policy::Epilogue;
   const int column =
       work.weight_row / Policy::kColumnsPerWeightRow + self.warpgroup * Epilogue::kColumns;
@@ -225,17 +169,18 @@ __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmSt
   Accumulators<kN> acc;
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
-  accumulate<kN>(shared, stages, num_stages, self.warpgroup,
-                 WarpgroupOrder(num_stages, self.warpgroup), acc);
+  accumulate<Policy, kN>(shared, stages, num_stages, self.warpgroup,
+                         WarpgroupOrder(num_stages, self.warpgroup), acc);
   result_rows.share(shared, self);
-  store_tile<Epilogue, kN>(args, shared, acc, bias, column, self);
+  store_tile<Epilogue, kN>(args, shared, acc, bias, column, work.row_begin, self);
 }
 
 /// Calls compute_tile for the instruction width of the tile; token_tiling makes no other widths.
 template <typename Policy, int kN = kMaxTokensPerTile>
 __device__ __forceinline__ void dispatch_width(const GroupedGemmArgs& args, GemmStorage& shared,
-                                               StageConsumer& stages, const TileWork& work,
-                                               int num_stages, const ConsumerThread& self) {
+                                               StageConsumer<GemmStorage>& stages,
+                                               const TileWork& work, int num_stages,
+                                               const ConsumerThread& self) {
   if (instruction_rows(work.num_rows) == kN) {
     compute_tile<Policy, kN>(args, shared, stages, work, num_stages, self);
   } else if constexpr (kN > 8) {
@@ -251,9 +196,9 @@ __device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmSt
   const ConsumerThread self = {__shfl_sync(kAllLanes, thread / kWarpgroupThreads, 0),
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
                                thread % 32};
-  const int num_stages = (args.k + kStageK - 1) / kStageK;
+  const int num_stages = num_stages_of<Policy>(args);
   const WarpgroupOrder order(num_stages, self.warpgroup);
-  StageConsumer stages(shared, self.lane);
+  StageConsumer<GemmStorage> stages(shared, self.lane);
   WorkReader<> reader;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
     const int weight_row = work.weight_row + self.warpgroup * kWeightRowsPerWarpgroup;
@@ -309,7 +254,7 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
     } else {
       // Everything that follows waits for the tokens.
       ptx::wait_for_earlier_kernels();
-      run_token_gather(args, shared);
+      run_token_gather<Policy>(args, shared);
     }
   } else {
     ptx::increase_registers<kConsumerRegisters>();

@@ -55,6 +55,13 @@ struct GroupedGemmArgs {
   DeviceBias bias_up;  ///< W13 only
   GatherPull pull;     ///< W13 only
   SwigluArgs swiglu;
+  // Training, see sm90_bf16_grad_gemm.hpp.
+  const std::uint64_t* h1 = nullptr;  ///< on the device: where BF16 [R, 2F] is; 0: not kept
+  std::uint64_t grad_h1 = 0;          ///< BF16 [R, 2F], which may take the place of h1
+  // Of activation_policy lean alone.
+  const float* row_scores = nullptr;  ///< [R]
+  float* score_parts = nullptr;       ///< [R, num_score_parts] sums over kScorePartColumns of F
+  std::int32_t num_score_parts = 0;
   std::uint64_t timeout_ns = 0;      ///< of the wait for pulled rows
   std::int32_t lets_next_start = 0;  ///< W13: W2 may take the SMs that it leaves
   std::int32_t m = 0;                ///< weight rows of one expert: 2F or D

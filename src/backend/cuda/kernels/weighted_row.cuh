@@ -36,6 +36,17 @@ __device__ __forceinline__ void add_scaled(const PackedColumns<kColumns>& row, f
   }
 }
 
+/// out = fp32(row) * score
+template <int kColumns>
+__device__ __forceinline__ void scale_columns(const PackedColumns<kColumns>& row, float score,
+                                              float (&out)[kColumns]) {
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    out[2 * i] = __fmul_rn(__uint_as_float(row.words[i] << 16), score);
+    out[2 * i + 1] = __fmul_rn(__uint_as_float(row.words[i] & 0xFFFF0000u), score);
+  }
+}
+
 /// Rounds once to BF16.
 template <int kColumns>
 __device__ __forceinline__ PackedColumns<kColumns> round_columns(const float (&sums)[kColumns]) {

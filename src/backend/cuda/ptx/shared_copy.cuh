@@ -36,6 +36,10 @@ __device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uin
       : "memory");
 }
 
+__device__ __forceinline__ void store_shared_4(std::uint32_t shared, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(value) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// wgmma m64nNk16, BF16 operands K-major in shared memory with 128-byte swizzle, FP32 accumulators.
-// CCCL has no wrapper for it. The instruction takes N as an immediate and every accumulator as an
-// operand, so that operand lists are built by macros that end with this file.
+// wgmma m64nNk16, BF16 operands in shared memory with 128-byte swizzle, FP32 accumulators. K-major:
+// a 128-byte row holds 64 elements of k of one row or column; transposed (MN-major): 64
+// neighbouring rows or columns of one k. CCCL has no wrapper for it. The instruction takes N as an
+// immediate and every accumulator as an operand, so that operand lists are built by macros that end
+// with this file.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +31,17 @@ __device__ __forceinline__ std::uint64_t swizzled_descriptor(std::uint32_t share
   constexpr std::uint64_t kAtomStride = std::uint64_t{1024 >> 4} << 32;
   constexpr std::uint64_t kIgnoredLeadingStride = 1ull << 16;
   return kSwizzle128 | kAtomStride | kIgnoredLeadingStride | ((shared_address & 0x3FFFF) >> 4);
+}
+
+/// Matrix descriptor of a transposed operand: 64 columns of 128-byte rows, one a k, at a multiple
+/// of 1024 bytes; further columns lie `block_stride` bytes on. A K step of 16 moves the address by
+/// 2048 bytes.
+__device__ __forceinline__ std::uint64_t transposed_descriptor(std::uint32_t shared_address,
+                                                               std::uint32_t block_stride) {
+  constexpr std::uint64_t kSwizzle128 = 1ull << 62;
+  constexpr std::uint64_t kAtomStride = std::uint64_t{1024 >> 4} << 32;
+  return kSwizzle128 | kAtomStride | std::uint64_t{block_stride >> 4} << 16 |
+         ((shared_address & 0x3FFFF) >> 4);
 }
 
 /// d[64, kN] += a[64, 16] b[kN, 16]^T. Thread t of the warpgroup holds in
@@ -88,33 +101,34 @@ struct Wgmma;
       DISTMOE_OUT_4(d, 64), DISTMOE_OUT_4(d, 68), DISTMOE_OUT_4(d, 72)
 #define DISTMOE_REGS_80 DISTMOE_REGS_76 ", %76, %77, %78, %79"
 
-#define DISTMOE_WGMMA(N, R, A, B)                                                                 \
+#define DISTMOE_WGMMA(N, R, A, B, TA, TB)                                                         \
   template <>                                                                                     \
   struct Wgmma<N> {                                                                               \
+    template <int kTransposedA = 0, int kTransposedB = 0>                                         \
     static __device__ __forceinline__ void run(float (&d)[R], std::uint64_t a, std::uint64_t b) { \
       asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" DISTMOE_REGS_##R  \
-                   "}, %" #A ", %" #B ", 1, 1, 1, 0, 0;"                                          \
+                   "}, %" #A ", %" #B ", 1, 1, 1, %" #TA ", %" #TB ";"                            \
                    : DISTMOE_OUTS_##R(d)                                                          \
-                   : "l"(a), "l"(b));                                                             \
+                   : "l"(a), "l"(b), "n"(kTransposedA), "n"(kTransposedB));                       \
     }                                                                                             \
   }
 
-DISTMOE_WGMMA(8, 4, 4, 5);
-DISTMOE_WGMMA(16, 8, 8, 9);
-DISTMOE_WGMMA(32, 16, 16, 17);
-DISTMOE_WGMMA(48, 24, 24, 25);
-DISTMOE_WGMMA(64, 32, 32, 33);
-DISTMOE_WGMMA(72, 36, 36, 37);
-DISTMOE_WGMMA(80, 40, 40, 41);
-DISTMOE_WGMMA(88, 44, 44, 45);
-DISTMOE_WGMMA(96, 48, 48, 49);
-DISTMOE_WGMMA(104, 52, 52, 53);
-DISTMOE_WGMMA(112, 56, 56, 57);
-DISTMOE_WGMMA(120, 60, 60, 61);
-DISTMOE_WGMMA(128, 64, 64, 65);
-DISTMOE_WGMMA(136, 68, 68, 69);
-DISTMOE_WGMMA(144, 72, 72, 73);
-DISTMOE_WGMMA(152, 76, 76, 77);
+DISTMOE_WGMMA(8, 4, 4, 5, 6, 7);
+DISTMOE_WGMMA(16, 8, 8, 9, 10, 11);
+DISTMOE_WGMMA(32, 16, 16, 17, 18, 19);
+DISTMOE_WGMMA(48, 24, 24, 25, 26, 27);
+DISTMOE_WGMMA(64, 32, 32, 33, 34, 35);
+DISTMOE_WGMMA(72, 36, 36, 37, 38, 39);
+DISTMOE_WGMMA(80, 40, 40, 41, 42, 43);
+DISTMOE_WGMMA(88, 44, 44, 45, 46, 47);
+DISTMOE_WGMMA(96, 48, 48, 49, 50, 51);
+DISTMOE_WGMMA(104, 52, 52, 53, 54, 55);
+DISTMOE_WGMMA(112, 56, 56, 57, 58, 59);
+DISTMOE_WGMMA(120, 60, 60, 61, 62, 63);
+DISTMOE_WGMMA(128, 64, 64, 65, 66, 67);
+DISTMOE_WGMMA(136, 68, 68, 69, 70, 71);
+DISTMOE_WGMMA(144, 72, 72, 73, 74, 75);
+DISTMOE_WGMMA(152, 76, 76, 77, 78, 79);
 
 #undef DISTMOE_WGMMA
 #undef DISTMOE_OUTS_4

@@ -16,16 +16,21 @@
 #include "backend/cuda/ptx/flag.cuh"
 #include "backend/cuda/ptx/shared_copy.cuh"
 #include "backend/cuda/tile/gemm_storage.hpp"
+#include "backend/cuda/tile/stage_consumer.cuh"
 #include "backend/cuda/tile/tile_scheduler.cuh"
 
 namespace distmoe::cuda {
-
-using StagePosition = RingPosition<kStages>;
 
 /// Arrivals at "full": each gathering thread's copies, and the thread that announces the TMA bytes.
 inline constexpr int kFullArrivals = kGatherThreads + 1;
 /// Arrivals at "empty": every consumer warp of both blocks, since each block's weights go to both.
 inline constexpr int kEmptyArrivals = kClusterBlocks * kConsumerWarps;
+
+/// Stages of a tile: k in whole stages, once or, with two segments, twice.
+template <typename Policy>
+__device__ __forceinline__ int num_stages_of(const GroupedGemmArgs& args) {
+  return Policy::kSegments * ((args.k + kStageK - 1) / kStageK);
+}
 
 /// Records that a chunk of the gather buffer never came; later kernels of the call compute nothing.
 __device__ inline void record_gather_timeout(CallFrame* frame, int chunk, std::uint32_t actual) {
@@ -83,6 +88,16 @@ class TokenGather {
     }
   }
 
+  /// Goes on with the row's next k elements, from where a stage began before them.
+  __device__ void start_segment(const GroupedGemmArgs& args) {
+    const int walked = (args.k + kStageK - 1) / kStageK * kRowBytes;
+    k_left_ = args.k - chunk_ * (kChunkBytes / 2);
+#pragma unroll
+    for (int i = 0; i < kMaxRows; ++i) {
+      if (i < num_rows_) source_[i] += args.k * 2 - walked;
+    }
+  }
+
   /// Rows beyond the tile's are left as they are: they only reach columns that are not stored.
   __device__ void copy_stage(std::uint32_t stage_address) {
     const std::uint32_t bytes = k_left_ > 0 ? kChunkBytes : 0;
@@ -106,14 +121,18 @@ class TokenGather {
 };
 
 /// Role of the gathering warps.
+template <typename Policy>
 __device__ inline void run_token_gather(const GroupedGemmArgs& args, GemmStorage& shared) {
   TokenGather gather(static_cast<int>(threadIdx.x) - 32);
   WorkReader<> reader;
   StagePosition stage;
-  const int num_stages = (args.k + kStageK - 1) / kStageK;
+  const int num_stages = num_stages_of<Policy>(args);
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
     gather.start_tile(args, work);
     for (int i = 0; i < num_stages; ++i, stage.advance()) {
+      if constexpr (Policy::kSegments > 1) {
+        if (i == num_stages / Policy::kSegments) gather.start_segment(args);
+      }
       ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
       gather.copy_stage(ptx::shared_address(shared.tokens[stage.slot]));
       ptx::cp_async_arrive(ptx::shared_address(&shared.full[stage.slot]));
@@ -121,19 +140,40 @@ __device__ inline void run_token_gather(const GroupedGemmArgs& args, GemmStorage
   }
 }
 
+/// Where a stage of weights begins: element k of a segment.
+struct WeightStep {
+  int segment;
+  int k;
+};
+
+template <typename Policy>
+__device__ __forceinline__ WeightStep weight_step(int stage, int num_stages) {
+  if constexpr (Policy::kSegments == 1) return {0, stage * kStageK};
+  const int per_segment = num_stages / Policy::kSegments;
+  const int segment = stage / per_segment;
+  return {segment, (stage - segment * per_segment) * kStageK};
+}
+
 /// Loads this block's half of a weight stage into both blocks.
 template <typename Policy>
 __device__ __forceinline__ void load_weights(const CUtensorMap& map, GemmStorage& shared, int slot,
-                                             const TileWork& work, int k, std::uint32_t cta_rank) {
+                                             const TileWork& work, const WeightStep& step,
+                                             std::uint32_t cta_rank) {
   constexpr std::uint16_t kBothBlocks = (1 << kClusterBlocks) - 1;
   const int half = static_cast<int>(cta_rank) * kWeightRowsPerBlock;
   ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                          ::cuda::ptx::space_shared, &shared.full[slot],
                                          kWeightStageBytes);
-  const auto coordinates = Policy::weight_coordinates(work.expert, work.weight_row + half, k);
-  ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global,
-                                    &shared.weights[slot][half * kRowBytes], &map,
-                                    coordinates.values, &shared.full[slot], kBothBlocks);
+  // A box of transposed weights is 64 weight rows wide.
+  constexpr int kBoxRows = Policy::kTransposesWeights ? kStageK : kWeightRowsPerBlock;
+#pragma unroll
+  for (int i = 0; i < kWeightRowsPerBlock / kBoxRows; ++i) {
+    const int row = half + i * kBoxRows;
+    const auto coordinates = Policy::weight_coordinates(work.expert, work.weight_row + row, step);
+    ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global,
+                                      &shared.weights[slot][row * kRowBytes], &map,
+                                      coordinates.values, &shared.full[slot], kBothBlocks);
+  }
 }
 
 /// Role of the warp that loads weights; in the leading block it draws the tiles as well: the next
@@ -142,7 +182,7 @@ template <typename Policy>
 __device__ void run_weight_load(const GroupedGemmArgs& args, const CUtensorMap& map,
                                 GemmStorage& shared, std::uint32_t cta_rank) {
   const bool is_leader = cta_rank == 0;
-  const int num_stages = (args.k + kStageK - 1) / kStageK;
+  const int num_stages = num_stages_of<Policy>(args);
   const int draw_at = min(kStages - 1, num_stages - 1);
   TileSource source(args.frame, args.groups, Policy::kProduct,
                     (args.m + kWeightRows - 1) / kWeightRows, is_leader);
@@ -154,7 +194,8 @@ __device__ void run_weight_load(const GroupedGemmArgs& args, const CUtensorMap& 
     for (int i = 0; i < num_stages; ++i, stage.advance()) {
       if (threadIdx.x == 0) {
         ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
-        load_weights<Policy>(map, shared, stage.slot, work, i * kStageK, cta_rank);
+        load_weights<Policy>(map, shared, stage.slot, work, weight_step<Policy>(i, num_stages),
+                             cta_rank);
       }
       __syncwarp();
       if (is_leader && i == draw_at) publisher.publish(shared, source.next());

@@ -14,20 +14,13 @@
 #include "backend/cuda/ptx/barrier.cuh"
 #include "backend/cuda/ptx/shared_copy.cuh"
 #include "backend/cuda/tile/gemm_storage.hpp"
+#include "backend/cuda/tile/named_barrier.cuh"
 
 namespace distmoe::cuda {
 
 /// The two m64 accumulators of a consumer thread; layout at ptx::Wgmma.
 template <int kN>
 using Accumulators = float[2][kN / 2];
-
-/// A thread's place in its warpgroup and the warpgroup's in the block.
-struct ConsumerThread {
-  int warpgroup;  ///< 0 or 1
-  int thread;     ///< in the warpgroup
-  int warp;       ///< in the warpgroup
-  int lane;
-};
 
 /// bias[i][h] of accumulator i, row half h (rows 8h apart), 0 where there is none.
 struct TileBias {
@@ -63,10 +56,15 @@ __device__ __forceinline__ float swiglu(float gate, float up, float scale, float
   return g * s * (ptx::max_nan(ptx::min_nan(up, limit), -limit) + 1.0f);
 }
 
+template <typename Epilogue>
+class RowStore;
+
 /// What W13 does with accumulators: rows r and r + 8 of a fragment are gate and up of one column of
 /// h2.
 template <bool kIsClamped>
 struct SwigluEpilogue {
+  using Store = RowStore<SwigluEpilogue>;
+  static constexpr int kStreams = 1;                              ///< passes over the same tokens
   static constexpr int kColumns = kWeightRowsPerWarpgroup / 2;    ///< of a warpgroup
   static constexpr int kTokens = kStagingBytes / (kColumns * 2);  ///< of a pass
   static constexpr int kBlocks = kTokens / 8;                     ///< of eight tokens
@@ -117,6 +115,8 @@ struct SwigluEpilogue {
 
 /// What W2 does with accumulators: bias and one rounding.
 struct RowEpilogue {
+  using Store = RowStore<RowEpilogue>;
+  static constexpr int kStreams = 1;
   static constexpr int kColumns = kWeightRowsPerWarpgroup;
   static constexpr int kTokens = kStagingBytes / (kColumns * 2);
   static constexpr int kBlocks = kTokens / 8;
@@ -176,17 +176,21 @@ class RowStore {
   static constexpr int kTokenStep = kWarpgroupThreads / kChunks;
   static_assert(kTokenStep % 8 == 0, "rows of a thread lie in one swizzle phase");
 
-  /// `width` is the output's number of columns, `column` the warpgroup's first.
-  __device__ __forceinline__ RowStore(const std::uint64_t* result_row, int column, int width,
+  /// `column` is the warpgroup's first, `end_column` the first that is not stored.
+  __device__ __forceinline__ RowStore(const std::uint64_t* result_row, int column, int end_column,
                                       int thread)
       : result_row_(result_row + thread / kChunks) {
     const int token = thread / kChunks;
     const int chunk = thread % kChunks;
     offset_ = token * Epilogue::kColumns * 2 + ((chunk ^ (token & 7)) << 4);
     column_bytes_ = (column + chunk * 8) * 2;
-    is_stored_ = column + chunk * 8 < width;
+    is_stored_ = column + chunk * 8 < end_column;
   }
+  __device__ __forceinline__ RowStore(const GroupedGemmArgs& args, const std::uint64_t* result_row,
+                                      int column, int /*row_begin*/, int thread)
+      : RowStore(result_row, column, Epilogue::width(args), thread) {}
 
+  template <int kStream = 0>
   __device__ __forceinline__ void load(std::uint32_t staging, int first_token) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -214,27 +218,18 @@ class RowStore {
   std::uint64_t row_[kSteps];
 };
 
-/// Named barriers; 0 is __syncthreads.
-enum class NamedBarrier : int {
-  kAll = 0,
-  kFirstWarpgroup = 1,  ///< and the one after it for the second warpgroup
-  kTailLead = 1 + kConsumerWarpgroups,
-};
-
-__device__ __forceinline__ void sync_warpgroup(int warpgroup) {
-  ptx::named_barrier_sync<kWarpgroupThreads>(static_cast<int>(NamedBarrier::kFirstWarpgroup) +
-                                             warpgroup);
-}
-
 /// All passes of a tile from kPass on, whose own is staged.
 template <typename Epilogue, int kN, int kPass>
 __device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmStorage& shared,
                                              const Accumulators<kN>& acc, const TileBias& bias,
-                                             RowStore<Epilogue>& rows, const ConsumerThread& self) {
-  constexpr bool kHasNext = (kPass + 1) * Epilogue::kTokens < kN;
+                                             typename Epilogue::Store& rows,
+                                             const ConsumerThread& self) {
+  constexpr bool kHasNext = (kPass / Epilogue::kStreams + 1) * Epilogue::kTokens < kN ||
+                            kPass % Epilogue::kStreams + 1 < Epilogue::kStreams;
   sync_warpgroup(self.warpgroup);
-  rows.load(ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]),
-            kPass * Epilogue::kTokens);
+  rows.template load<kPass % Epilogue::kStreams>(
+      ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]),
+      kPass / Epilogue::kStreams * Epilogue::kTokens);
   if constexpr (kHasNext) {
     Epilogue::template stage<kN, kPass + 1>(
         args, acc, bias, ptx::shared_address(shared.staging[self.warpgroup][(kPass + 1) % 2]),
@@ -249,11 +244,11 @@ __device__ __forceinline__ void store_staged(const GroupedGemmArgs& args, GemmSt
 template <typename Epilogue, int kN>
 __device__ __forceinline__ void store_tile(const GroupedGemmArgs& args, GemmStorage& shared,
                                            const Accumulators<kN>& acc, const TileBias& bias,
-                                           int column, const ConsumerThread& self) {
+                                           int column, int row_begin, const ConsumerThread& self) {
   static_assert((kN + Epilogue::kTokens - 1) / Epilogue::kTokens * Epilogue::kTokens <= kResultRows,
                 "passes stay inside of the table of result rows");
-  RowStore<Epilogue> rows(shared.result_row[self.warpgroup], column, Epilogue::width(args),
-                          self.thread);
+  typename Epilogue::Store rows(args, shared.result_row[self.warpgroup], column, row_begin,
+                                self.thread);
   Epilogue::template stage<kN, 0>(args, acc, bias,
                                   ptx::shared_address(shared.staging[self.warpgroup][0]), self);
   store_staged<Epilogue, kN, 0>(args, shared, acc, bias, rows, self);

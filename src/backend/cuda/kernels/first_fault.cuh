@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "backend/cuda/kernels/call_state.hpp"
+
+namespace distmoe::cuda {
+
+/// Keeps the fault of a failed call where no earlier one is kept; by one thread of the call. The
+/// backward of a failed forward has failed without a fault.
+__device__ inline void keep_first_fault(CallState& state, const CallFrame& frame) {
+  if (frame.fault.kind == FaultKind::kNone || state.first_fault.kind != FaultKind::kNone) return;
+  state.first_fault = frame.fault;
+  state.first_fault_call =
+      is_final(frame.fault.kind) ? state.lost_call : static_cast<std::int64_t>(state.num_calls);
+}
+
+}  // namespace distmoe::cuda

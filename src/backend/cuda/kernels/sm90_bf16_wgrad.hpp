@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Host side of the weights' gradients on Hopper, see sm90_bf16_wgrad.cuh for the kernel's contract.
+//   out[e, m, n] (+)= sum over the rows r of expert e of grads[r, m] * activations[r, n]
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "backend/cuda/call_frame.hpp"
+#include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
+#include "backend/cuda/training_frame.hpp"
+
+namespace distmoe::cuda {
+
+/// Where the gradient of one weight goes: [L, m, n] without gaps, rows at multiples of 16 bytes.
+struct WeightGradient {
+  void* data = nullptr;
+  std::int32_t is_float = 0;     ///< else BF16
+  std::int32_t accumulates = 0;  ///< added to what is there, in FP32, rounded once
+  /// Rows of a half where the weight interleaves its halves: row h of half i is row 2h + i. 0: rows
+  /// are in order.
+  std::int32_t interleaved_rows = 0;
+};
+
+struct WgradArgs {
+  const CallFrame* frame = nullptr;
+  const std::int32_t* expert_begin = nullptr;  ///< [L + 1]
+  /// Offsets in the activation buffer, multiples of 128 bytes.
+  std::int64_t grads_offset = 0;
+  std::int64_t activations_offset = 0;
+  const TrainingFrame* training = nullptr;  ///< given: its x are the activations
+  WeightGradient out{};
+  std::int32_t num_experts = 0;  ///< L
+  std::int32_t m = 0;
+  std::int32_t n = 0;  ///< a multiple of 8
+};
+
+/// A tensor map of rows of `width` elements anywhere in an activation buffer: coordinates are
+/// element of 64, row, and 128 bytes from the buffer's start. Rows beyond `num_rows` read as 0.
+bool make_activation_map(EncodeTiled encode, const void* buffer, std::int64_t buffer_bytes,
+                         std::int64_t num_rows, std::int64_t width, CUtensorMap* map);
+
+/// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
+cudaError_t prepare_wgrad();
+
+/// Of a failed call a fresh gradient becomes NaN, and an accumulated one stays as it is. An expert
+/// without rows: 0, or as it is. `num_blocks` is even, one per SM.
+cudaError_t launch_wgrad(const WgradArgs& args, const CUtensorMap& grads_map,
+                         const CUtensorMap& activations_map, int num_blocks, cudaStream_t stream);
+
+}  // namespace distmoe::cuda
