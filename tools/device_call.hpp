@@ -24,6 +24,9 @@ class DeviceCall {
   void capture(Context& context);
   /// Runs the call and returns when y is complete on the device that computes it.
   void run(Context& context);
+  const RoutedInput& input() const { return input_; }
+  const ExpertWeights& weights() const { return weights_; }
+  const TensorView& y() const { return y_; }
   /// Brings y to the host memory of the caller.
   void fetch_y();
 

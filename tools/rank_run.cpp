@@ -255,6 +255,7 @@ void RankRun::place_tensors() {
   const InputRun& first = inputs_[0];
   call_ = std::make_unique<DeviceCall>(options_.backend, device(), own_input(first),
                                        experts_.view(), y(first));
+  if (training_) training_->place(options_.backend, device());
   if (options_.graph) call_->capture(*context_);
 }
 
@@ -266,7 +267,7 @@ void RankRun::make_calls() {
     group_.barrier();
     const auto begin = Clock::now();
     if (training_) {
-      training_->run(*context_, y(input));
+      training_->run(*context_, *call_);
     } else {
       call_->run(*context_);
     }

@@ -173,8 +173,6 @@ void check_together(const RunOptions& options, int num_ranks) {
                 " is an option of training: it needs --train");
   DISTMOE_CHECK(!train.is_on || (!options.graph && options.input2.empty()), kInvalidArgument,
                 "--train runs one input without a graph: --graph and --input2 are not for it");
-  DISTMOE_CHECK(!train.is_on || options.backend == BackendKind::kCpu, kUnsupported,
-                "--train runs on the CPU: the CUDA backend of this version has no backward");
 }
 
 }  // namespace distmoe::tools

@@ -47,7 +47,7 @@ void pseudo_random_dy(std::int64_t first, std::int64_t count, std::int64_t hidde
 TrainingRun::TrainingRun(const TrainOptions& options, const LayerShape& shape,
                          const LoadedExperts& experts, const RankParts& parts,
                          const RoutedInput& input, const TensorView& dy_TD)
-    : options_(options), experts_(experts), parts_(parts), input_(input) {
+    : options_(options), parts_(parts) {
   const std::int64_t d = shape.hidden_dim;
   const std::int64_t f = shape.intermediate_dim;
   const DType wgrad = weight_gradient_dtype({.wgrad_dtype = options.wgrad_dtype});
@@ -79,10 +79,31 @@ TrainingRun::Gradient TrainingRun::make(const char* name, DType dtype,
   Gradient gradient{.entry = {.name = name, .dtype = dtype, .shape = extents},
                     .parts = parts,
                     .storage = TensorStorage(static_cast<std::size_t>(bytes), name),
-                    .view = {}};
+                    .view = {},
+                    .placed = {}};
   gradient.view = view_of(gradient.storage.data(), dtype, extents);
+  gradient.placed = gradient.view;
   gradient.entry.shape[0] = std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
   return gradient;
+}
+
+void TrainingRun::Gradient::bring() const {
+  if (buffer) buffer->upload(storage.data(), storage.num_bytes());
+}
+
+void TrainingRun::Gradient::fetch() const {
+  if (buffer) buffer->download(storage.data(), storage.num_bytes());
+}
+
+void TrainingRun::place(BackendKind backend, int device) {
+  if (backend != BackendKind::kCuda) return;
+  for (Gradient* gradient : {&dy_, &x_, &scores_, &w13_, &w2_, &bias13_, &bias2_}) {
+    if (!gradient->view.is_given()) continue;
+    gradient->buffer.emplace(gradient->storage.num_bytes(), device);
+    gradient->placed.data = gradient->buffer->data();
+    gradient->placed.device = {DeviceType::kCuda, device};
+  }
+  dy_.bring();
 }
 
 void TrainingRun::configure(Config& config) const {
@@ -96,28 +117,30 @@ void TrainingRun::configure(Config& config) const {
 
 /// Microbatches take the slots in turn; one whose slot is taken waits for the backward of the one
 /// that has it.
-void TrainingRun::run(Context& context, const TensorView& y_TD) {
+void TrainingRun::run(Context& context, const DeviceCall& call) {
   num_recomputed_ = 0;
   if (options_.accumulates) {
     for (const Gradient* gradient : {&w13_, &w2_, &bias13_, &bias2_}) {
       std::fill_n(gradient->storage.data(), gradient->storage.num_bytes(), std::byte{0});
+      gradient->bring();
     }
   }
   std::vector<std::vector<SavedForward>> slots(static_cast<std::size_t>(options_.num_slots));
   for (std::int64_t microbatch = 0; microbatch < options_.num_microbatches; ++microbatch) {
     const std::int64_t slot = microbatch % options_.num_slots;
     std::vector<SavedForward>& live = slots[static_cast<std::size_t>(slot)];
-    backward(context, live);
+    backward(context, call, live);
     context.select_activation_slot(slot, options_.layers_per_slot);
-    forward(context, y_TD, live);
+    forward(context, call, live);
   }
   for (std::int64_t i = 0; i < options_.num_slots; ++i) {
     const std::int64_t slot = (options_.num_microbatches + i) % options_.num_slots;
-    backward(context, slots[static_cast<std::size_t>(slot)]);
+    backward(context, call, slots[static_cast<std::size_t>(slot)]);
   }
+  for (const Gradient* gradient : {&w13_, &w2_, &bias13_, &bias2_}) gradient->fetch();
 }
 
-void TrainingRun::forward(Context& context, const TensorView& y_TD,
+void TrainingRun::forward(Context& context, const DeviceCall& call,
                           std::vector<SavedForward>& slot) {
   CallOptions options;
   if (options_.norm_eps) options.norm = PostExpertNorm{.eps = *options_.norm_eps};
@@ -125,20 +148,25 @@ void TrainingRun::forward(Context& context, const TensorView& y_TD,
     options.clip_statistics = {{clip_counts_.data(), DType::kI64, {3}}, *options_.clip_limit};
   }
   for (std::int64_t layer = 0; layer < options_.layers_per_slot; ++layer) {
-    slot.push_back(saving_routed_experts(context, input_, experts_.view(), y_TD, options));
+    slot.push_back(saving_routed_experts(context, call.input(), call.weights(), call.y(), options));
+    context.check();
     if (context.last_call().is_recomputed) ++num_recomputed_;
   }
 }
 
-void TrainingRun::backward(Context& context, std::vector<SavedForward>& slot) {
-  const RoutedGradients gradients{.grad_x_TD = x_.view,
-                                  .grad_scores_TK = scores_.view,
-                                  .grad_w13_L2FD = {w13_.view, options_.accumulates},
-                                  .grad_w2_LDF = {w2_.view, options_.accumulates},
-                                  .grad_bias13_L2F = {bias13_.view, options_.accumulates},
-                                  .grad_bias2_LD = {bias2_.view, options_.accumulates}};
+void TrainingRun::backward(Context& context, const DeviceCall& call,
+                           std::vector<SavedForward>& slot) {
+  const RoutedGradients gradients{.grad_x_TD = x_.placed,
+                                  .grad_scores_TK = scores_.placed,
+                                  .grad_w13_L2FD = {w13_.placed, options_.accumulates},
+                                  .grad_w2_LDF = {w2_.placed, options_.accumulates},
+                                  .grad_bias13_L2F = {bias13_.placed, options_.accumulates},
+                                  .grad_bias2_LD = {bias2_.placed, options_.accumulates}};
   for (; !slot.empty(); slot.pop_back()) {
-    routed_experts_backward(context, std::move(slot.back()), dy_.view, experts_.view(), gradients);
+    routed_experts_backward(context, std::move(slot.back()), dy_.placed, call.weights(), gradients);
+    context.check();
+    x_.fetch();
+    scores_.fetch();
     Digest digest = digest_of({x_.storage.data(), x_.storage.num_bytes()});
     const Digest scores = digest_of({scores_.storage.data(), scores_.storage.num_bytes()});
     digest.low ^= scores.high;

@@ -6,9 +6,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "backend/cuda/device.hpp"
+#include "device_call.hpp"
 #include "digest.hpp"
 #include "distmoe/context.hpp"
 #include "distmoe/routed_experts_backward.hpp"
@@ -35,10 +38,12 @@ class TrainingRun {
   TrainingRun(const TrainOptions& options, const LayerShape& shape, const LoadedExperts& experts,
               const RankParts& parts, const RoutedInput& input, const TensorView& dy_TD);
 
+  /// Gives dy and the gradients places where the backend wants them. Before run().
+  void place(BackendKind backend, int device);
   /// The training part of a configuration.
   void configure(Config& config) const;
-  /// Every forward and backward of one run. Collective.
-  void run(Context& context, const TensorView& y_TD);
+  /// Every forward and backward of one run; `call` has the tensors of a forward. Collective.
+  void run(Context& context, const DeviceCall& call);
   /// Of all gradients, after run().
   Digest digest() const;
   /// Layers of the last run that kept their input alone.
@@ -57,17 +62,20 @@ class TrainingRun {
     TensorEntry entry;  ///< of all ranks: the first extent is tokens or experts
     std::vector<std::int64_t> parts;
     TensorStorage storage;
-    TensorView view;  ///< this rank's
+    TensorView view;    ///< this rank's
+    TensorView placed;  ///< where the backend reads or writes it
+    std::optional<cuda::DeviceBuffer> buffer{};
+
+    void bring() const;
+    void fetch() const;
   };
   Gradient make(const char* name, DType dtype, const std::vector<std::int64_t>& parts,
                 std::vector<std::int64_t> extents) const;
-  void forward(Context& context, const TensorView& y_TD, std::vector<SavedForward>& slot);
-  void backward(Context& context, std::vector<SavedForward>& slot);
+  void forward(Context& context, const DeviceCall& call, std::vector<SavedForward>& slot);
+  void backward(Context& context, const DeviceCall& call, std::vector<SavedForward>& slot);
 
   TrainOptions options_;
-  const LoadedExperts& experts_;
   RankParts parts_;
-  RoutedInput input_;
   Gradient dy_;
   Gradient x_;
   Gradient scores_;
