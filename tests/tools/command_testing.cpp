@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
+#include <regex>
 #include <thread>
 
 #include "io/safetensors.hpp"
@@ -151,6 +152,12 @@ void CommandTest::expect_no_output(const std::string& name) const {
     EXPECT_NE(entry.path().filename().string().rfind(name, 0), 0u)
         << entry.path() << " was left behind";
   }
+}
+
+bool names_absent_rank(const std::string& error, int rank) {
+  const std::string number = std::to_string(rank) + "\\b";
+  return std::regex_search(error,
+                           std::regex("\\brank " + number + "|\\branks [0-9, and]*\\b" + number));
 }
 
 std::string read_file(const fs::path& path) {

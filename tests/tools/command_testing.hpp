@@ -81,6 +81,10 @@ class CommandTest : public testing::Test {
   int num_commands_ = 0;
 };
 
+/// Whether `error` says that `rank` did not come. A rank that had all of its bytes is one call
+/// further, where those that still wait for it did not arrive either: it names both.
+bool names_absent_rank(const std::string& error, int rank);
+
 std::string read_file(const std::filesystem::path& path);
 /// The bytes of tensor `y` of an output file, which must be BF16 [T, D].
 std::string read_y(const std::filesystem::path& path, std::int64_t num_tokens,
