@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <utility>
 
 #include "backend/backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
@@ -61,15 +60,6 @@ DeviceBuffer::~DeviceBuffer() {
   cudaSetDevice(device_);
   cudaFree(data_);
   cudaSetDevice(previous);
-}
-
-DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept { *this = std::move(other); }
-
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(bytes_, other.bytes_);
-  std::swap(device_, other.device_);
-  return *this;
 }
 
 void DeviceBuffer::upload(const void* source, std::size_t bytes) const {
