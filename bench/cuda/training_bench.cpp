@@ -16,7 +16,7 @@
 
 #include "backend/cuda/device.hpp"
 #include "distmoe/distmoe.hpp"
-#include "runtime/backward_check.hpp"
+#include "runtime/backward.hpp"
 #include "runtime/context_impl.hpp"
 
 namespace distmoe::cuda::bench {
@@ -124,33 +124,23 @@ class Timer {
   std::size_t next_ = 0;
 };
 
-/// runtime/backward.cpp's sequence with a mark before each step.
-void timed_backward(ContextImpl& context, const BackwardArguments& arguments, Timer& timer,
-                    cudaStream_t stream) {
-  context.run_call([&](Backend& backend, std::int64_t index) {
-    const BackwardCall call = check_backward_call(context, index, arguments);
-    timer.mark("publish", stream);
-    backend.publish_backward(call, std::nullopt);
-    backend.carve_backward(call);
-    timer.mark("restore", stream);
-    backend.restore_activations(call);
-    timer.mark("grad_h3", stream);
-    backend.dispatch_grad_h3(call);
-    timer.mark("w2_dgrad", stream);
-    backend.w2_dgrad(call);
-    timer.mark("w2_wgrad", stream);
-    backend.w2_wgrad(call);
-    backend.swiglu_backward(call);
-    timer.mark("w13_wgrad", stream);
-    backend.w13_wgrad(call);
-    timer.mark("w13_dgrad", stream);
-    backend.w13_dgrad_scatter(call);
-    timer.mark("reduce", stream);
-    backend.reduce_gradients(call);
-    backend.rewind(*call.ticket);
-    timer.mark("end", stream);
-    context.slots()->pop(*call.ticket);
-  });
+/// What is timed from a step of the backward on, up to the next name; null where a step has no time
+/// of its own.
+const char* timed_from(BackwardStep step) {
+  switch (step) {
+    case BackwardStep::kPublish: return "publish";
+    case BackwardStep::kRestoreActivations: return "restore";
+    case BackwardStep::kDispatchGradH3: return "grad_h3";
+    case BackwardStep::kW2Dgrad: return "w2_dgrad";
+    case BackwardStep::kW2Wgrad: return "w2_wgrad";
+    case BackwardStep::kW13Wgrad: return "w13_wgrad";
+    case BackwardStep::kW13DgradScatter: return "w13_dgrad";
+    case BackwardStep::kReduceGradients: return "reduce";
+    case BackwardStep::kEnd: return "end";
+    case BackwardStep::kCarve:
+    case BackwardStep::kSwigluBackward: break;
+  }
+  return nullptr;
 }
 
 struct Options {
@@ -209,12 +199,14 @@ void time_model(const Model& model, const Options& options_of_run,
     CallOptions options;
     options.stream = stream;
     Timer timer;
+    const BackwardStepObserver marks = [&](BackwardStep next) {
+      if (const char* what = timed_from(next)) timer.mark(what, stream);
+    };
     bool is_recomputed = false;
     for (int round = 0; round < rounds + 2; ++round) {
       timer.mark("forward", stream);
       const SavedForward saved = saving_routed_experts(context, input, weights, y.view(), options);
-      timed_backward(context.impl(), {saved, dy.view(), weights, gradients, options}, timer,
-                     stream);
+      run_backward(context.impl(), {saved, dy.view(), weights, gradients, options, &marks});
       timer.collect(round >= 2);
       is_recomputed = context.last_call().is_recomputed;
     }

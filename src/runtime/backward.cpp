@@ -32,17 +32,31 @@ void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
     std::optional<Error> refusal;
     const BackwardCall call = check_at_the_door(context, call_index, arguments, refusal);
+    const auto next = [&](BackwardStep step) {
+      if (arguments.observer != nullptr) (*arguments.observer)(step);
+    };
+    next(BackwardStep::kPublish);
     backend.publish_backward(call, refusal);
     context.note_call(call.index, call.num_tokens, call.ticket);
+    next(BackwardStep::kCarve);
     backend.carve_backward(call);
+    next(BackwardStep::kRestoreActivations);
     backend.restore_activations(call);
+    next(BackwardStep::kDispatchGradH3);
     backend.dispatch_grad_h3(call);
+    next(BackwardStep::kW2Dgrad);
     backend.w2_dgrad(call);
+    next(BackwardStep::kW2Wgrad);
     backend.w2_wgrad(call);
+    next(BackwardStep::kSwigluBackward);
     backend.swiglu_backward(call);
+    next(BackwardStep::kW13Wgrad);
     backend.w13_wgrad(call);
+    next(BackwardStep::kW13DgradScatter);
     backend.w13_dgrad_scatter(call);
+    next(BackwardStep::kReduceGradients);
     backend.reduce_gradients(call);
+    next(BackwardStep::kEnd);
     backend.rewind(*call.ticket);
     context.slots()->pop(*call.ticket);
   });

@@ -1,10 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
+
 #include "distmoe/routed_experts_backward.hpp"
 #include "runtime/context_impl.hpp"
 
 namespace distmoe {
+
+/// The steps of a backward call, and its end.
+enum class BackwardStep {
+  kPublish,
+  kCarve,
+  kRestoreActivations,
+  kDispatchGradH3,
+  kW2Dgrad,
+  kW2Wgrad,
+  kSwigluBackward,
+  kW13Wgrad,
+  kW13DgradScatter,
+  kReduceGradients,
+  kEnd
+};
+
+/// Is told which step this rank takes next, as StepObserver of runtime/forward.hpp is.
+using BackwardStepObserver = std::function<void(BackwardStep next)>;
 
 /// What a caller of a backward brings.
 struct BackwardArguments {
@@ -13,6 +33,7 @@ struct BackwardArguments {
   const ExpertWeights& weights;
   const RoutedGradients& gradients;
   const CallOptions& options;
+  const BackwardStepObserver* observer = nullptr;  ///< null: nobody watches
 };
 
 /// The backward sequence of one call; on success the slot no longer keeps `saved`.
