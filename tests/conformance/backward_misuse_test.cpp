@@ -173,15 +173,20 @@ std::vector<BackwardMisuseCase> misuses() {
   };
 }
 
-TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
-  const MoeCase& moe_case = GetParam();
+MoeProblem biased_problem(const MoeCase& moe_case, std::uint64_t seed) {
   MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
                                      .hidden_dim = 10,
                                      .intermediate_dim = 6,
                                      .num_experts = 3L * moe_case.ranks,
                                      .top_k = 2},
-                                    RoutePattern::kDistinct, 470);
-  add_biases(problem, 471);
+                                    RoutePattern::kDistinct, seed);
+  add_biases(problem, seed + 1);
+  return problem;
+}
+
+TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
+  const MoeCase& moe_case = GetParam();
+  const MoeProblem problem = biased_problem(moe_case, 470);
   const std::vector<BF16> dy = make_dy(problem, 472);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
@@ -222,13 +227,7 @@ TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
 /// With a type in the configuration all destinations of weights have it.
 TEST_P(BackwardMisuse, ADestinationOfAnotherTypeThanTheConfigurationsIsRefused) {
   const MoeCase& moe_case = GetParam();
-  MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
-                                     .hidden_dim = 10,
-                                     .intermediate_dim = 6,
-                                     .num_experts = 3L * moe_case.ranks,
-                                     .top_k = 2},
-                                    RoutePattern::kDistinct, 477);
-  add_biases(problem, 478);
+  const MoeProblem problem = biased_problem(moe_case, 477);
   const std::vector<BF16> dy = make_dy(problem, 479);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   for (const DType dtype : {DType::kBF16, DType::kF32}) {

@@ -61,6 +61,15 @@ std::vector<std::int32_t> published_words(Context& context, std::size_t num_ids)
   return words;
 }
 
+/// Whether what this rank shows its peers is `call`'s ids.
+bool still_shows_ids(Context& context, const DeviceCall& call, const GpuRun& run) {
+  const std::int64_t num_tokens = run.counts[static_cast<std::size_t>(context.rank())];
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(num_tokens * 3));
+  call.ids.buffer().download(ids.data(), ids.size() * sizeof(std::int32_t));
+  const std::vector<std::int32_t> words = published_words(context, ids.size());
+  return std::equal(ids.begin(), ids.end(), words.end() - std::ssize(ids));
+}
+
 /// Calls that were enqueued before the host knew.
 TEST_F(CudaLostRank, LaterCallsFailAtOnceAndLeaveTheWindowsAlone) {
   const MoeProblem problem = problem_of(20);
@@ -93,12 +102,7 @@ TEST_F(CudaLostRank, LaterCallsFailAtOnceAndLeaveTheWindowsAlone) {
       EXPECT_TRUE(all_nan(call.y_rows()));
       EXPECT_TRUE(all_nan(second.y_rows()));
 
-      const auto rank = static_cast<std::size_t>(context.rank());
-      const auto num_ids = static_cast<std::size_t>(run.counts[rank] * 3);
-      const std::vector<std::int32_t> words = published_words(context, num_ids);
-      std::vector<std::int32_t> ids(num_ids);
-      call.ids.buffer().download(ids.data(), ids.size() * sizeof(std::int32_t));
-      EXPECT_TRUE(std::equal(ids.begin(), ids.end(), words.end() - std::ssize(ids)))
+      EXPECT_TRUE(still_shows_ids(context, call, run))
           << "the ids of the first call are gone, while a late peer may route with them";
       ++num_reported;
     });
@@ -170,12 +174,7 @@ TEST_F(CudaLostRank, LaterBackwardsFailAtOnceAndLeaveTheWindowsAlone) {
       EXPECT_FALSE(all_nan(call.y_rows()));
       EXPECT_TRUE(all_nan(second.y_rows()));
 
-      const auto rank = static_cast<std::size_t>(context.rank());
-      const auto num_ids = static_cast<std::size_t>(run.counts[rank] * 3);
-      const std::vector<std::int32_t> words = published_words(context, num_ids);
-      std::vector<std::int32_t> ids(num_ids);
-      call.ids.buffer().download(ids.data(), ids.size() * sizeof(std::int32_t));
-      EXPECT_TRUE(std::equal(ids.begin(), ids.end(), words.end() - std::ssize(ids)));
+      EXPECT_TRUE(still_shows_ids(context, call, run));
       ++num_reported;
     });
   });
