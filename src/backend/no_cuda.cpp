@@ -22,8 +22,6 @@ DeviceBuffer::DeviceBuffer(std::size_t bytes, int device) : bytes_(bytes), devic
   throw_error(ErrorCode::kUnsupported, why_unavailable());
 }
 DeviceBuffer::~DeviceBuffer() = default;
-DeviceBuffer::DeviceBuffer(DeviceBuffer&&) noexcept = default;
-DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&&) noexcept = default;
 void DeviceBuffer::upload(const void*, std::size_t) const {}
 void DeviceBuffer::download(void*, std::size_t) const {}
 
