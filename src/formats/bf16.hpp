@@ -4,9 +4,9 @@
 // of zero are kept.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
+#include "formats/bit_cast.hpp"
 #include "formats/host_device.hpp"
 
 namespace distmoe {
@@ -19,13 +19,13 @@ static_assert(sizeof(BF16) == 2);
 
 /// Exact.
 DISTMOE_HOST_DEVICE constexpr float to_float(BF16 value) {
-  return std::bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
+  return bit_cast<float>(static_cast<std::uint32_t>(value.bits) << 16);
 }
 
 /// Round to nearest, ties to even; what rounds to 2^128 and above becomes infinite. A NaN stays a
 /// NaN: its sign and upper payload bits are kept and it is made quiet.
 DISTMOE_HOST_DEVICE constexpr BF16 to_bf16(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto bits = bit_cast<std::uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) {
     return BF16{static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
   }
@@ -37,7 +37,7 @@ DISTMOE_HOST_DEVICE constexpr BF16 to_bf16(float value) {
 /// tie of what was none.
 DISTMOE_HOST_DEVICE constexpr BF16 to_bf16(double value) {
   const auto nearest = static_cast<float>(value);
-  auto bits = std::bit_cast<std::uint32_t>(nearest);
+  auto bits = bit_cast<std::uint32_t>(nearest);
   const auto back = static_cast<double>(nearest);
   // Round to odd: of the two FP32 neighbours of an inexact value take the one with an odd last bit.
   // It lies on no BF16 value and on no midpoint, so that the second rounding is the only one.
@@ -45,7 +45,7 @@ DISTMOE_HOST_DEVICE constexpr BF16 to_bf16(double value) {
     const bool is_too_small = (back < 0 ? -back : back) < (value < 0 ? -value : value);
     bits += is_too_small ? 1u : ~0u;
   }
-  return to_bf16(std::bit_cast<float>(bits));
+  return to_bf16(bit_cast<float>(bits));
 }
 
 }  // namespace distmoe

@@ -4,9 +4,9 @@
 // byte, the even element in the low nibble.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
+#include "formats/bit_cast.hpp"
 #include "formats/host_device.hpp"
 
 namespace distmoe {
@@ -33,16 +33,16 @@ DISTMOE_HOST_DEVICE constexpr std::uint8_t pack_e2m1(E2M1 even, E2M1 odd) {
 DISTMOE_HOST_DEVICE constexpr float to_float(E2M1 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 8u) << 28;
   const std::uint32_t magnitude = value.bits & 7u;
-  const std::uint32_t bits = magnitude < 2 ? magnitude * std::bit_cast<std::uint32_t>(0.5f)
-                                           : (magnitude << 22) + (126u << 23);
-  return std::bit_cast<float>(sign | bits);
+  const std::uint32_t bits =
+      magnitude < 2 ? magnitude * bit_cast<std::uint32_t>(0.5f) : (magnitude << 22) + (126u << 23);
+  return bit_cast<float>(sign | bits);
 }
 
 /// Round to nearest, ties to the even code, saturating at 6 of the value's sign; the sign of zero
 /// is kept. The format has no NaN: NaN becomes code 7, and the NaN belongs in the block's scale.
 DISTMOE_HOST_DEVICE constexpr E2M1 to_e2m1(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
-  const float a = std::bit_cast<float>(bits & 0x7FFFFFFFu);
+  const auto bits = bit_cast<std::uint32_t>(value);
+  const float a = bit_cast<float>(bits & 0x7FFFFFFFu);
   if (a != a) return E2M1{7};
   const int code = (a > 0.25f) + (a >= 0.75f) + (a > 1.25f) + (a >= 1.75f) + (a > 2.5f) +
                    (a >= 3.5f) + (a > 5.0f);

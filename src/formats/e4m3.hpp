@@ -4,9 +4,9 @@
 // 2^-9; only the codes 0x7F and 0xFF are NaN and nothing is infinite.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
+#include "formats/bit_cast.hpp"
 #include "formats/host_device.hpp"
 
 namespace distmoe {
@@ -23,32 +23,32 @@ inline constexpr float kE4M3Max = 448.0f;
 DISTMOE_HOST_DEVICE constexpr float to_float(E4M3 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x80u) << 24;
   const std::uint32_t magnitude = value.bits & 0x7Fu;
-  if (magnitude == 0x7Fu) return std::bit_cast<float>(sign | 0x7FC00000u);
+  if (magnitude == 0x7Fu) return bit_cast<float>(sign | 0x7FC00000u);
   if (magnitude < 8) {
     const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
-    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(subnormal));
+    return bit_cast<float>(sign | bit_cast<std::uint32_t>(subnormal));
   }
-  return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
+  return bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
 }
 
 /// Round to nearest, ties to even, saturating: everything beyond 448, infinities included, becomes
 /// 448 of its sign. NaN becomes the NaN code of its sign. The sign of zero is kept.
 DISTMOE_HOST_DEVICE constexpr E4M3 to_e4m3(float value) {
-  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const auto bits = bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 24) & 0x80u;
   const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
   std::uint32_t code = 0;
   if (magnitude > 0x7F800000u) {
     code = 0x7Fu;
-  } else if (magnitude >= std::bit_cast<std::uint32_t>(kE4M3Max)) {
+  } else if (magnitude >= bit_cast<std::uint32_t>(kE4M3Max)) {
     code = 0x7Eu;
-  } else if (magnitude >= std::bit_cast<std::uint32_t>(0x1p-6f)) {
+  } else if (magnitude >= bit_cast<std::uint32_t>(0x1p-6f)) {
     const std::uint32_t rounded = magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u);
     code = (rounded >> 20) - (120u << 3);
   } else {
     // The last place of 2^14 is 2^-9, the spacing of the subnormals: the addition rounds to it.
-    const float shifted = std::bit_cast<float>(magnitude) + 0x1p14f;
-    code = std::bit_cast<std::uint32_t>(shifted) - std::bit_cast<std::uint32_t>(0x1p14f);
+    const float shifted = bit_cast<float>(magnitude) + 0x1p14f;
+    code = bit_cast<std::uint32_t>(shifted) - bit_cast<std::uint32_t>(0x1p14f);
   }
   return E4M3{static_cast<std::uint8_t>(sign | code)};
 }

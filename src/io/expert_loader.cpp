@@ -106,8 +106,10 @@ void load_mxfp4(const MatrixRef& matrix, std::int64_t expert, BF16* out, RowOf r
   const auto* block_bytes = reinterpret_cast<const std::uint8_t*>(blocks.data());
   const auto* scale_bytes = reinterpret_cast<const E8M0*>(scales.data());
   for (std::int64_t row = 0; row < rows; ++row) {
-    decode_mxfp4(block_bytes + row * num_blocks * kMxfp4BlockBytes, scale_bytes + row * num_blocks,
-                 num_blocks, out + row_of(row) * num_blocks * kMxfp4BlockSize);
+    const std::int64_t cols = num_blocks * kMxfp4BlockSize;
+    decode_mxfp4(
+        {block_bytes + row * num_blocks * kMxfp4BlockBytes, scale_bytes + row * num_blocks},
+        DecodedRows<BF16>{out + row_of(row) * cols, 1, cols});
   }
 }
 

@@ -27,6 +27,14 @@ TEST(E8M0, DecodesTheEdgesToWrittenOutValues) {
   EXPECT_TRUE(std::isnan(to_float(E8M0{255})));
 }
 
+TEST(E8M0, InvertsEveryByteExactly) {
+  for (int byte = 0; byte < 255; ++byte) {
+    const float value = reciprocal(E8M0{static_cast<std::uint8_t>(byte)});
+    EXPECT_EQ(static_cast<double>(value), std::ldexp(1.0, 127 - byte)) << byte;
+  }
+  EXPECT_TRUE(std::isnan(reciprocal(E8M0{255})));
+}
+
 // reports: A70
 TEST(E8M0, DecodesEveryByteToItsPowerOfTwo) {
   for (int byte = 0; byte < 255; ++byte) {

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "backend/cpu/simd.hpp"
+#include "core/simd.hpp"
 
 namespace distmoe::cpu {
 namespace {

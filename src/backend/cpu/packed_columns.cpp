@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <array>
 
-#include "backend/cpu/simd.hpp"
 #include "core/checked_math.hpp"
+#include "core/simd.hpp"
 #include "layout/cpu_workspace.hpp"
 
 namespace distmoe::cpu {

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rows of E2M1 codes, two in a byte: what MXFP4 and NVFP4 share.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "formats/bf16.hpp"
+#include "formats/block_scaled.hpp"
+#include "formats/e2m1.hpp"
+
+namespace distmoe {
+
+/// Both nibbles of a byte of poisoned codes.
+inline constexpr std::uint8_t kPoisonByte = 0x77;
+
+/// count <= kBlock elements times `multiplier`, rounded to E2M1 and packed.
+template <std::int64_t kBlock>
+inline __attribute__((always_inline)) void encode_e2m1_block(const BF16* values, std::int64_t count,
+                                                             float multiplier, std::uint8_t* out) {
+  std::array<std::uint8_t, kBlock> codes{};
+  for (std::int64_t i = 0; i < count; ++i) {
+    codes[static_cast<std::size_t>(i)] = to_e2m1(to_float(values[i]) * multiplier).bits;
+  }
+  for (std::int64_t i = 0; i < (count + 1) / 2; ++i) {
+    const auto even = static_cast<std::size_t>(2 * i);
+    out[i] = pack_e2m1(E2M1{codes[even]}, E2M1{codes[even + 1]});
+  }
+}
+
+/// Code 7 for `count` elements.
+inline void poison_e2m1(std::uint8_t* out, std::int64_t count) {
+  std::fill_n(out, count / 2, kPoisonByte);
+  if (count % 2 != 0) out[count / 2] = kPoisonByte & 0xF;
+}
+
+/// Blocks of kBlock elements along the row: a table of 16 products serves a block.
+template <std::int64_t kBlock, typename Scale, typename Value>
+void decode_fp4_rows(const BlockScaledView<const std::uint8_t, const Scale>& view,
+                     const DecodedRows<Value>& out) {
+  for (std::int64_t row = 0; row < out.num_rows; ++row) {
+    const std::uint8_t* bytes = view.codes + row * view.code_stride;
+    const Scale* scales = view.scales + row * view.scale_stride;
+    Value* values = out.data + row * out.row_stride;
+    for (std::int64_t begin = 0; begin < out.num_cols; begin += kBlock) {
+      std::array<Value, 16> table;
+      for (std::uint8_t code = 0; code < 16; ++code) {
+        table[code] = decoded<Value>(E2M1{code}, scales[begin / kBlock]);
+      }
+      const std::int64_t end = std::min(begin + kBlock, out.num_cols);
+      for (std::int64_t col = begin; col < end; ++col) {
+        const std::uint8_t byte = bytes[col / 2];
+        values[col] = table[(col % 2 == 0 ? even_e2m1(byte) : odd_e2m1(byte)).bits];
+      }
+    }
+  }
+}
+
+}  // namespace distmoe
