@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.hpp"
+#include "config_argument.hpp"
+#include "context_object.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace distmoe::python {
+namespace {
+
+ContextObject create(nb::object config, std::shared_ptr<Communicator> communicator,
+                     const std::string& backend, int device, int num_threads) {
+  const Config values = config_of(config);
+  const ContextOptions options{.backend = choice_of<BackendKind>("backend", backend),
+                               .num_threads = num_threads,
+                               .device = device};
+  prepare(communicator);
+  std::shared_ptr<SharedContext> shared;
+  {
+    const nb::gil_scoped_release release;
+    shared =
+        std::make_shared<SharedContext>(Context::create(values, std::move(communicator), options));
+  }
+  return {std::move(shared), std::move(config)};
+}
+
+void bind_facts(nb::module_& module) {
+  nb::class_<CallStatistics>(module, "CallStatistics",
+                             "Facts of the last call of a context, on this rank.")
+      .def_ro("call", &CallStatistics::call, "Counts from 1; 0 before the first.")
+      .def_ro("tokens", &CallStatistics::tokens)
+      .def_ro("rows_per_rank", &CallStatistics::rows_per_rank)
+      .def_ro("rows_per_expert", &CallStatistics::rows_per_expert, "Of every expert of the group.")
+      .def_ro("dropped_routes", &CallStatistics::dropped_routes, "Always 0: distmoe never drops.")
+      .def_ro("slot", &CallStatistics::slot)
+      .def_ro("slot_layer", &CallStatistics::slot_layer)
+      .def_ro("is_recomputed", &CallStatistics::is_recomputed);
+  nb::class_<RegionPeaks>(module, "RegionPeaks",
+                          "What calls took of the activation buffer, at most, on this rank.")
+      .def_ro("slot_bytes", &RegionPeaks::slot_bytes)
+      .def_ro("device_scratch_bytes", &RegionPeaks::device_scratch_bytes)
+      .def_ro("host_scratch_bytes", &RegionPeaks::host_scratch_bytes);
+  nb::class_<HeldForward>(module, "SavedForward", nb::is_weak_referenceable(),
+                          "What a saving forward hands to its backward. Dropping it unused makes "
+                          "its slot unusable until Context.reset().")
+      .def_prop_ro("is_live", [](const HeldForward& self) { return self.saved.is_live(); })
+      .def_prop_ro(
+          "slot", [](const HeldForward& self) { return self.saved.slot(); },
+          "-1 where this is of no forward.")
+      .def_prop_ro("slot_layer", [](const HeldForward& self) { return self.saved.slot_layer(); });
+}
+
+void bind_slots(nb::class_<ContextObject>& type) {
+  type.def(
+          "select_activation_slot",
+          [](const ContextObject& self, std::int64_t slot, std::int64_t num_moe_layers) {
+            self.run(
+                [&](Context& context) { context.select_activation_slot(slot, num_moe_layers); });
+          },
+          "slot"_a, "num_moe_layers"_a,
+          "Makes `slot` the one of the saving forwards to come, `num_moe_layers` of them at a "
+          "time.")
+      .def_prop_ro("selected_activation_slot",
+                   [](const ContextObject& self) {
+                     return self.shared->context().selected_activation_slot();
+                   })
+      .def(
+          "reset",
+          [](const ContextObject& self) { self.run([](Context& context) { context.reset(); }); },
+          "After an aborted schedule: empties all slots and selects slot 0. All ranks reset.")
+      .def("region_peaks", [](const ContextObject& self) {
+        return self.run([](Context& context) { return context.region_peaks(); });
+      });
+}
+
+void bind_life(nb::class_<ContextObject>& type) {
+  const auto close = [](const ContextObject& self) {
+    self.run([](Context& context) { context.close(); });
+  };
+  type.def_static("create", &create, "config"_a, "communicator"_a.none() = nb::none(),
+                  nb::kw_only(), "backend"_a = "cpu", "device"_a = 0, "num_threads"_a = 0,
+                  "Collective over the ranks of `communicator`; one rank without. `num_threads`: "
+                  "worker threads of this rank on the CPU, 0 for its share of the cores.")
+      .def("close", close, "Frees everything. Idempotent; not collective.")
+      .def_prop_ro("is_closed",
+                   [](const ContextObject& self) { return self.shared->context().is_closed(); })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [close](const ContextObject& self, const nb::args&) { close(self); })
+      .def(
+          "check",
+          [](const ContextObject& self) { self.run([](Context& context) { context.check(); }); },
+          "Waits for the calls of this context and raises the first fault since the last check.");
+}
+
+}  // namespace
+
+void bind_context(nb::module_& module) {
+  bind_facts(module);
+  nb::class_<ContextObject> type(module, "Context", nb::is_weak_referenceable(),
+                                 "Owns the communication buffers, activation slots and scratch of "
+                                 "one rank. Used by one thread at a time.");
+  bind_life(type);
+  bind_slots(type);
+  type.def_ro("config", &ContextObject::config)
+      .def_prop_ro("memory_plan",
+                   [](const ContextObject& self) { return self.shared->context().memory_plan(); })
+      .def_prop_ro("rank", [](const ContextObject& self) { return self.shared->context().rank(); })
+      .def_prop_ro("size", [](const ContextObject& self) { return self.shared->context().size(); })
+      .def_prop_ro("first_expert",
+                   [](const ContextObject& self) { return self.shared->context().first_expert(); })
+      .def_prop_ro(
+          "num_local_experts",
+          [](const ContextObject& self) { return self.shared->context().num_local_experts(); })
+      .def_prop_ro(
+          "allocated_bytes",
+          [](const ContextObject& self) { return self.shared->context().allocated_bytes(); })
+      .def("last_call", [](const ContextObject& self) {
+        return self.run([](Context& context) { return context.last_call(); });
+      });
+}
+
+}  // namespace distmoe::python

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// distmoe._core: the public C++ interface. Everything that computes or waits releases the GIL.
+#include "bindings.hpp"
+#include "distmoe/version.hpp"
+#include "errors.hpp"
+#include "tensor_argument.hpp"
+
+NB_MODULE(_core, module) {
+  using namespace distmoe::python;
+  // NOTE: a context that nobody closed is no leak to report: the library never prints.
+  nanobind::set_leak_warnings(false);
+  module.attr("version") = distmoe::version();
+  translate_errors();
+  bind_tensors(module);
+  bind_plan(module);
+  bind_communicator(module);
+  bind_context(module);
+  bind_calls(module);
+}

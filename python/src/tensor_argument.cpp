@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensor_argument.hpp"
+
+#include <dlpack/dlpack.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <unordered_map>
+
+#include "distmoe/dlpack.hpp"
+#include "errors.hpp"
+
+namespace nb = nanobind;
+
+namespace distmoe::python {
+namespace {
+
+// --- what DLPack 1 has beyond the 0.6 of Debian's header, as its specification lays it out ---
+
+struct DlpackVersion {
+  std::uint32_t major = 0;
+  std::uint32_t minor = 0;
+};
+
+struct VersionedTensor {
+  DlpackVersion version;
+  void* manager_ctx;
+  void (*deleter)(VersionedTensor*);
+  std::uint64_t flags;
+  DLTensor dl_tensor;
+};
+
+constexpr std::uint64_t kReadOnlyFlag = 1;
+constexpr std::uint32_t kMajorVersion = 1;
+
+/// The table that a type offers as __dlpack_c_exchange_api__.
+struct ExchangeTable {
+  DlpackVersion version;
+  ExchangeTable* previous;
+  void* allocate;
+  void* managed_from_object;
+  void* managed_to_object;
+  int (*tensor_from_object)(void* object, DLTensor* out);  // null where it has none
+  void* current_stream;
+};
+
+/// The table of DLPack 1 that `type` has, or null. Types that were seen are kept alive, so that an
+/// address means one type for good.
+const ExchangeTable* exchange_table_of(PyTypeObject* type) {
+  static std::unordered_map<PyTypeObject*, const ExchangeTable*> known;
+  const auto found = known.find(type);
+  if (found != known.end()) return found->second;
+  const ExchangeTable* table = nullptr;
+  const nb::handle handle(reinterpret_cast<PyObject*>(type));
+  if (nb::hasattr(handle, "__dlpack_c_exchange_api__")) {
+    const nb::object capsule = handle.attr("__dlpack_c_exchange_api__");
+    if (PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api") != 0) {
+      table = static_cast<const ExchangeTable*>(
+          PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    }
+  }
+  while (table != nullptr && table->version.major != kMajorVersion) table = table->previous;
+  if (table != nullptr && table->tensor_from_object == nullptr) table = nullptr;
+  handle.inc_ref();
+  known.emplace(type, table);
+  return table;
+}
+
+/// from_dlpack with the argument's name in its refusals.
+TensorView named_view(const char* name, const DLTensor& tensor) {
+  DLManagedTensor managed{};
+  managed.dl_tensor = tensor;
+  try {
+    return from_dlpack(managed);
+  } catch (const Error& error) {
+    throw Error(error.code(), concat(name, ": ", error.what()));
+  }
+}
+
+/// object.__dlpack__() with what the object's version takes.
+nb::object make_capsule(nb::handle tensor, std::uintptr_t stream) {
+  const nb::object method = tensor.attr("__dlpack__");
+  nb::dict arguments;
+  const nb::object device = tensor.attr("__dlpack_device__")();
+  if (nb::cast<int>(device[0]) == static_cast<int>(kDLCUDA)) {
+    // NOTE: 1 is the legacy default stream, on which a stream of the context's own waits.
+    arguments["stream"] = stream == 0 ? std::uintptr_t{1} : stream;
+  }
+  try {
+    nb::dict versioned(arguments);
+    versioned["max_version"] = nb::make_tuple(kMajorVersion, 0);
+    return method(**versioned);
+  } catch (const nb::python_error& raised) {
+    if (!raised.matches(PyExc_TypeError)) throw;
+  }
+  return method(**arguments);
+}
+
+}  // namespace
+
+DType dtype_of(const std::string& name) {
+  std::string legal;
+  for (int value = 0; value <= static_cast<int>(DType::kF8E8M0); ++value) {
+    const auto dtype = static_cast<DType>(value);
+    if (name == to_string(dtype)) return dtype;
+    legal += concat(value == 0 ? "" : ", ", to_string(dtype));
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              concat("dtype is '", name, "'; legal is one of ", legal));
+}
+
+TensorArgument::TensorArgument(const char* name, nb::handle tensor, Access access,
+                               std::uintptr_t stream, bool is_optional) {
+  if (tensor.is_none() && is_optional) return;
+  Reinterpreted* bits = nullptr;
+  if (!nb::try_cast(tensor, bits) || bits == nullptr) {
+    read(name, tensor, access, stream);
+    return;
+  }
+  read(name, bits->array, access, stream);
+  if (size_of(view_.dtype) != size_of(bits->dtype)) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        concat(name, " is ", view_.describe(), ", whose elements have ", size_of(view_.dtype),
+               " bytes; those of ", to_string(bits->dtype), " have ", size_of(bits->dtype)));
+  }
+  view_.dtype = bits->dtype;
+}
+
+void TensorArgument::read(const char* name, nb::handle tensor, Access access,
+                          std::uintptr_t stream) {
+  const ExchangeTable* table = exchange_table_of(Py_TYPE(tensor.ptr()));
+  if (table == nullptr) {
+    read_capsule(name, tensor, access, stream);
+    return;
+  }
+  DLTensor borrowed{};
+  if (table->tensor_from_object(tensor.ptr(), &borrowed) != 0) throw nb::python_error();
+  view_ = named_view(name, borrowed);
+}
+
+void TensorArgument::read_capsule(const char* name, nb::handle tensor, Access access,
+                                  std::uintptr_t stream) {
+  if (!nb::hasattr(tensor, "__dlpack__")) {
+    throw_type_error(concat(name, " is ", nb::type_name(tensor.type()).c_str(),
+                            "; it must be a tensor: an object with __dlpack__"));
+  }
+  capsule_ = make_capsule(tensor, stream);
+  bool is_read_only = false;
+  if (PyCapsule_IsValid(capsule_.ptr(), "dltensor_versioned") != 0) {
+    const auto* versioned = static_cast<const VersionedTensor*>(
+        PyCapsule_GetPointer(capsule_.ptr(), "dltensor_versioned"));
+    if (versioned->version.major != kMajorVersion) {
+      throw Error(ErrorCode::kUnsupported,
+                  concat(name, " comes by DLPack ", versioned->version.major, "; 1 is supported"));
+    }
+    is_read_only = (versioned->flags & kReadOnlyFlag) != 0;
+    view_ = named_view(name, versioned->dl_tensor);
+  } else {
+    const auto* managed =
+        static_cast<const DLManagedTensor*>(PyCapsule_GetPointer(capsule_.ptr(), "dltensor"));
+    if (managed == nullptr) throw nb::python_error();
+    view_ = named_view(name, managed->dl_tensor);
+  }
+  if (is_read_only && access == Access::kWritten) {
+    throw Error(ErrorCode::kInvalidArgument,
+                concat(name, " is written to, but ", view_.describe(), " is read-only"));
+  }
+}
+
+void bind_tensors(nb::module_& module) {
+  nb::class_<Reinterpreted>(module, "Reinterpreted",
+                            "An array whose bits are of another type of the same size: "
+                            "`Reinterpreted(a, 'bf16')` with an "
+                            "array of uint16. Takes the array's place in every call.")
+      .def(
+          "__init__",
+          [](Reinterpreted* self, nb::object array, const std::string& dtype) {
+            new (self) Reinterpreted{std::move(array), dtype_of(dtype)};
+          },
+          nb::arg("array"), nb::arg("dtype"))
+      .def_ro("array", &Reinterpreted::array)
+      .def_prop_ro("dtype", [](const Reinterpreted& self) { return to_string(self.dtype); });
+}
+
+}  // namespace distmoe::python
