@@ -2,27 +2,9 @@
 #include "backend/cuda/kernels/sm90_bf16_grad_gemm.cuh"
 
 #include "backend/cuda/kernels/encode_map.cuh"
-#include "backend/cuda/kernels/launch.cuh"
-#include "backend/cuda/select/launch_shapes.hpp"
+#include "backend/cuda/kernels/grouped_gemm_launch.cuh"
 
 namespace distmoe::cuda {
-namespace {
-
-template <typename Policy>
-cudaError_t prepare() {
-  return cudaFuncSetAttribute(grouped_gemm_kernel<Policy>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GemmStorage));
-}
-
-template <typename Policy>
-cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_blocks,
-                   cudaStream_t stream) {
-  return launch_early(grouped_gemm_kernel<Policy>, grouped_gemm_launch(num_blocks), stream, args,
-                      map);
-}
-
-}  // namespace
-
 bool make_w13_transposed_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
                              std::int64_t intermediate_dim, std::int64_t hidden_dim,
                              CUtensorMap* map) {
@@ -46,40 +28,35 @@ bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, std::int64_t
 }
 
 cudaError_t prepare_grad_gemm() {
-  for (const cudaError_t status :
-       {prepare<W13SavingPolicy<false>>(), prepare<W13SavingPolicy<true>>(),
-        prepare<W2DgradPolicy<false>>(), prepare<W2DgradPolicy<true>>(),
-        prepare<W2LeanDgradPolicy<false>>(), prepare<W2LeanDgradPolicy<true>>(),
-        prepare<W13DgradPolicy>()}) {
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  return prepare_grouped_gemms<W13SavingPolicy<false>, W13SavingPolicy<true>, W2DgradPolicy<false>,
+                               W2DgradPolicy<true>, W2LeanDgradPolicy<false>,
+                               W2LeanDgradPolicy<true>, W13DgradPolicy>();
 }
 
 cudaError_t launch_w13_saving(const GroupedGemmArgs& args, const CUtensorMap& w13_map,
                               int num_blocks, cudaStream_t stream) {
   return args.swiglu.is_clamped != 0
-             ? launch<W13SavingPolicy<true>>(args, w13_map, num_blocks, stream)
-             : launch<W13SavingPolicy<false>>(args, w13_map, num_blocks, stream);
+             ? launch_grouped_gemm<W13SavingPolicy<true>>(args, w13_map, num_blocks, stream)
+             : launch_grouped_gemm<W13SavingPolicy<false>>(args, w13_map, num_blocks, stream);
 }
 
 cudaError_t launch_w2_dgrad(const GroupedGemmArgs& args, const CUtensorMap& w2_map, int num_blocks,
                             cudaStream_t stream) {
   return args.swiglu.is_clamped != 0
-             ? launch<W2DgradPolicy<true>>(args, w2_map, num_blocks, stream)
-             : launch<W2DgradPolicy<false>>(args, w2_map, num_blocks, stream);
+             ? launch_grouped_gemm<W2DgradPolicy<true>>(args, w2_map, num_blocks, stream)
+             : launch_grouped_gemm<W2DgradPolicy<false>>(args, w2_map, num_blocks, stream);
 }
 
 cudaError_t launch_w2_lean_dgrad(const GroupedGemmArgs& args, const CUtensorMap& w2_map,
                                  int num_blocks, cudaStream_t stream) {
   return args.swiglu.is_clamped != 0
-             ? launch<W2LeanDgradPolicy<true>>(args, w2_map, num_blocks, stream)
-             : launch<W2LeanDgradPolicy<false>>(args, w2_map, num_blocks, stream);
+             ? launch_grouped_gemm<W2LeanDgradPolicy<true>>(args, w2_map, num_blocks, stream)
+             : launch_grouped_gemm<W2LeanDgradPolicy<false>>(args, w2_map, num_blocks, stream);
 }
 
 cudaError_t launch_w13_dgrad(const GroupedGemmArgs& args, const CUtensorMap& w13_map,
                              int num_blocks, cudaStream_t stream) {
-  return launch<W13DgradPolicy>(args, w13_map, num_blocks, stream);
+  return launch_grouped_gemm<W13DgradPolicy>(args, w13_map, num_blocks, stream);
 }
 
 }  // namespace distmoe::cuda

@@ -2,28 +2,10 @@
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.cuh"
 
 #include "backend/cuda/kernels/encode_map.cuh"
-#include "backend/cuda/kernels/launch.cuh"
+#include "backend/cuda/kernels/grouped_gemm_launch.cuh"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
-#include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
-namespace {
-
-template <typename Policy>
-cudaError_t prepare() {
-  return cudaFuncSetAttribute(grouped_gemm_kernel<Policy>,
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(GemmStorage));
-}
-
-template <typename Policy>
-cudaError_t launch(const GroupedGemmArgs& args, const CUtensorMap& map, int num_blocks,
-                   cudaStream_t stream) {
-  return launch_early(grouped_gemm_kernel<Policy>, grouped_gemm_launch(num_blocks), stream, args,
-                      map);
-}
-
-}  // namespace
-
 bool make_w13_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
                   std::int64_t intermediate_dim, std::int64_t hidden_dim, const WeightBox& box,
                   CUtensorMap* map) {
@@ -48,22 +30,19 @@ bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_expert
 }
 
 cudaError_t prepare_grouped_gemm() {
-  for (const cudaError_t status :
-       {prepare<W13Policy<false>>(), prepare<W13Policy<true>>(), prepare<W2Policy>()}) {
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  return prepare_grouped_gemms<W13Policy<false>, W13Policy<true>, W2Policy>();
 }
 
 cudaError_t launch_w13_swiglu(const GroupedGemmArgs& args, const CUtensorMap& w13_map,
                               int num_blocks, cudaStream_t stream) {
-  return args.swiglu.is_clamped != 0 ? launch<W13Policy<true>>(args, w13_map, num_blocks, stream)
-                                     : launch<W13Policy<false>>(args, w13_map, num_blocks, stream);
+  return args.swiglu.is_clamped != 0
+             ? launch_grouped_gemm<W13Policy<true>>(args, w13_map, num_blocks, stream)
+             : launch_grouped_gemm<W13Policy<false>>(args, w13_map, num_blocks, stream);
 }
 
 cudaError_t launch_w2_scatter(const GroupedGemmArgs& args, const CUtensorMap& w2_map,
                               int num_blocks, cudaStream_t stream) {
-  return launch<W2Policy>(args, w2_map, num_blocks, stream);
+  return launch_grouped_gemm<W2Policy>(args, w2_map, num_blocks, stream);
 }
 
 }  // namespace distmoe::cuda
