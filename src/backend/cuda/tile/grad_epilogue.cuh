@@ -10,62 +10,39 @@ namespace distmoe::cuda {
 
 /// Rows of h2 and, in two more passes over the same tokens, of gate and up of h1.
 template <typename Epilogue>
-class H1Store {
- public:
-  static constexpr int kChunks = Epilogue::kColumns / 8;
-  static constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
-  static constexpr int kTokenStep = kWarpgroupThreads / kChunks;
-  static_assert(kTokenStep % 8 == 0, "rows of a thread lie in one swizzle phase");
+class H1Store : public RowStore<Epilogue> {
+  using Base = RowStore<Epilogue>;
+  using Base::kSteps;
+  using Base::kTokenStep;
+  using Base::row_;
 
+ public:
   __device__ __forceinline__ H1Store(const GroupedGemmArgs& args, const std::uint64_t* result_row,
                                      int column, int row_begin, int thread)
-      : result_row_(result_row + thread / kChunks) {
-    const int token = thread / kChunks;
-    const int chunk = thread % kChunks;
-    width_bytes_ = args.m;  // of a half of h1: m / 2 elements
-    offset_ = token * Epilogue::kColumns * 2 + ((chunk ^ (token & 7)) << 4);
-    column_bytes_ = (column + chunk * 8) * 2;
-    is_stored_ = column_bytes_ < width_bytes_;
+      : Base(result_row, column, args.m / 2, thread), half_bytes_(args.m) {
     const std::uint64_t h1 = *args.h1;
     keeps_h1_ = h1 != 0;
-    h1_row_ = h1 + static_cast<std::int64_t>(row_begin + token) * 2 * width_bytes_;
+    h1_row_ = h1 + static_cast<std::int64_t>(row_begin + this->staged_.token) * 2 * half_bytes_;
   }
 
   template <int kStream>
   __device__ __forceinline__ void load(std::uint32_t staging, int first_token) {
+    Base::load(staging, first_token);
+    if constexpr (kStream == 0) return;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      data_[step] =
-          ptx::load_shared_16(staging + offset_ + step * kTokenStep * Epilogue::kColumns * 2);
-      row_[step] = result_row_[first_token + step * kTokenStep];
-      if constexpr (kStream == 0) continue;
       const bool is_row = row_[step] != 0 && keeps_h1_;
       row_[step] =
-          is_row ? h1_row_ + (kStream - 1) * width_bytes_ +
-                       static_cast<std::int64_t>(first_token + step * kTokenStep) * 2 * width_bytes_
+          is_row ? h1_row_ + (kStream - 1) * half_bytes_ +
+                       static_cast<std::int64_t>(first_token + step * kTokenStep) * 2 * half_bytes_
                  : 0;
     }
   }
 
-  __device__ __forceinline__ void store() const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      if (is_stored_ && row_[step] != 0) {
-        *reinterpret_cast<uint4*>(row_[step] + column_bytes_) = data_[step];
-      }
-    }
-  }
-
  private:
-  const std::uint64_t* result_row_;
   std::uint64_t h1_row_;
-  std::uint32_t offset_;
-  int width_bytes_;
-  int column_bytes_;
-  bool is_stored_;
+  int half_bytes_;  ///< of a row of h1: m / 2 elements
   bool keeps_h1_;
-  uint4 data_[kSteps];
-  std::uint64_t row_[kSteps];
 };
 
 /// What W13 does with accumulators where h1 is kept: the bits of h2 are SwigluEpilogue's.
@@ -154,21 +131,14 @@ __device__ __forceinline__ SwigluGradient swiglu_gradient(float gate, float up, 
 template <bool kIsClamped>
 class SwigluGradientStore {
  public:
-  using Rows = RowEpilogue;
-  static constexpr int kChunks = Rows::kColumns / 8;
-  static constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
-  static constexpr int kTokenStep = kWarpgroupThreads / kChunks;
-  static_assert(kTokenStep % 8 == 0, "rows of a thread lie in one swizzle phase");
+  using Staged = StagedColumns<RowEpilogue::kColumns>;
+  static constexpr int kSteps = Staged::kSteps;
 
   __device__ __forceinline__ SwigluGradientStore(const GroupedGemmArgs& args,
                                                  const std::uint64_t* result_row, int column,
                                                  int /*row_begin*/, int thread)
-      : args_(args), result_row_(result_row + thread / kChunks) {
-    const int token = thread / kChunks;
-    const int chunk = thread % kChunks;
-    offset_ = token * Rows::kColumns * 2 + ((chunk ^ (token & 7)) << 4);
-    column_bytes_ = (column + chunk * 8) * 2;
-    is_stored_ = column + chunk * 8 < args.m;
+      : args_(args), staged_(column, thread), result_row_(result_row + staged_.token) {
+    is_stored_ = staged_.column < args.m;
     h1_ = *args.h1;
   }
 
@@ -176,9 +146,9 @@ class SwigluGradientStore {
   __device__ __forceinline__ void load(std::uint32_t staging, int first_token) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      grad_[step] = ptx::load_shared_16(staging + offset_ + step * kTokenStep * Rows::kColumns * 2);
-      const std::uint64_t h2_row = result_row_[first_token + step * kTokenStep];
-      h2_[step] = is_stored_ && h2_row != 0 ? h2_row + column_bytes_ : 0;
+      grad_[step] = staged_.read(staging, step);
+      const std::uint64_t h2_row = result_row_[first_token + step * Staged::kTokenStep];
+      h2_[step] = is_stored_ && h2_row != 0 ? h2_row + staged_.column * 2 : 0;
       // NOTE: cleared, like the accumulators: left undefined they would stay alive and spill.
       gate_[step] = up_[step] = uint4{0, 0, 0, 0};
       if (h2_[step] == 0) continue;
@@ -209,7 +179,7 @@ class SwigluGradientStore {
  private:
   /// Rows of h1 are twice as wide as those of h2.
   __device__ __forceinline__ std::int64_t h1_offset(int step) const {
-    return 2 * static_cast<std::int64_t>(h2_[step] - args_.result.base) - column_bytes_;
+    return 2 * static_cast<std::int64_t>(h2_[step] - args_.result.base) - staged_.column * 2;
   }
   __device__ __forceinline__ void take_back(std::uint32_t gate, std::uint32_t up,
                                             std::uint32_t grad, std::uint32_t& grad_gate,
@@ -224,10 +194,9 @@ class SwigluGradientStore {
   }
 
   const GroupedGemmArgs& args_;
+  Staged staged_;
   const std::uint64_t* result_row_;
   std::uint64_t h1_;
-  std::uint32_t offset_;
-  int column_bytes_;
   bool is_stored_;
   std::uint64_t h2_[kSteps];  ///< where it goes; 0: nowhere
   uint4 grad_[kSteps];

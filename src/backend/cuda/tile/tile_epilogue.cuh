@@ -166,25 +166,47 @@ struct RowEpilogue {
   }
 };
 
+/// What of every staged pass [token][column] a thread takes: eight columns of kSteps rows.
+template <int kColumns>
+struct StagedColumns {
+  static constexpr int kChunks = kColumns / 8;
+  static constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
+  static constexpr int kTokenStep = kWarpgroupThreads / kChunks;
+  static_assert(kTokenStep % 8 == 0, "rows of a thread lie in one swizzle phase");
+
+  /// `first_column` is the warpgroup's.
+  __device__ __forceinline__ StagedColumns(int first_column, int thread)
+      : token(thread / kChunks), column(first_column + thread % kChunks * 8) {
+    offset_ = token * kColumns * 2 + ((thread % kChunks ^ (token & 7)) << 4);
+  }
+
+  /// Of row token + step * kTokenStep of the pass.
+  __device__ __forceinline__ uint4 read(std::uint32_t staging, int step) const {
+    return ptx::load_shared_16(staging + offset_ + step * kTokenStep * kColumns * 2);
+  }
+
+  int token;   ///< the thread's first row of a pass
+  int column;  ///< the first of eight
+
+ private:
+  std::uint32_t offset_;
+};
+
 /// What a thread stores of every pass: 16 bytes of kSteps rows. Addresses and data are read apart
 /// from the stores, so that their latencies overlap with the staging of the next pass.
 template <typename Epilogue>
 class RowStore {
  public:
-  static constexpr int kChunks = Epilogue::kColumns / 8;
-  static constexpr int kSteps = kStagingBytes / 16 / kWarpgroupThreads;
-  static constexpr int kTokenStep = kWarpgroupThreads / kChunks;
-  static_assert(kTokenStep % 8 == 0, "rows of a thread lie in one swizzle phase");
+  using Staged = StagedColumns<Epilogue::kColumns>;
+  static constexpr int kSteps = Staged::kSteps;
+  static constexpr int kTokenStep = Staged::kTokenStep;
 
   /// `column` is the warpgroup's first, `end_column` the first that is not stored.
   __device__ __forceinline__ RowStore(const std::uint64_t* result_row, int column, int end_column,
                                       int thread)
-      : result_row_(result_row + thread / kChunks) {
-    const int token = thread / kChunks;
-    const int chunk = thread % kChunks;
-    offset_ = token * Epilogue::kColumns * 2 + ((chunk ^ (token & 7)) << 4);
-    column_bytes_ = (column + chunk * 8) * 2;
-    is_stored_ = column + chunk * 8 < end_column;
+      : staged_(column, thread), result_row_(result_row + staged_.token) {
+    column_bytes_ = staged_.column * 2;
+    is_stored_ = staged_.column < end_column;
   }
   __device__ __forceinline__ RowStore(const GroupedGemmArgs& args, const std::uint64_t* result_row,
                                       int column, int /*row_begin*/, int thread)
@@ -194,8 +216,7 @@ class RowStore {
   __device__ __forceinline__ void load(std::uint32_t staging, int first_token) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      data_[step] =
-          ptx::load_shared_16(staging + offset_ + step * kTokenStep * Epilogue::kColumns * 2);
+      data_[step] = staged_.read(staging, step);
       row_[step] = result_row_[first_token + step * kTokenStep];
     }
   }
@@ -209,13 +230,13 @@ class RowStore {
     }
   }
 
- private:
+ protected:
+  Staged staged_;
   const std::uint64_t* result_row_;
-  std::uint32_t offset_;
   int column_bytes_;
   bool is_stored_;
   uint4 data_[kSteps];
-  std::uint64_t row_[kSteps];
+  std::uint64_t row_[kSteps];  ///< 0: not stored
 };
 
 /// All passes of a tile from kPass on, whose own is staged.
