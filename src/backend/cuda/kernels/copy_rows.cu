@@ -7,30 +7,10 @@
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
+#include "backend/cuda/tile/warp_copy.cuh"
 
 namespace distmoe::cuda {
 namespace {
-
-constexpr int kLaneBytes = 16;
-constexpr int kInFlight = 8;  ///< loads of a thread
-constexpr int kStepBytes = 32 * kLaneBytes;
-constexpr int kPieceBytes = kInFlight * kStepBytes;
-
-/// Copies up to kPieceBytes with all lanes of a warp.
-__device__ __forceinline__ void copy_piece(std::uint64_t from, std::uint64_t to, int bytes) {
-  const int lane_begin = static_cast<int>(threadIdx.x % 32) * kLaneBytes;
-  uint4 values[kInFlight];
-#pragma unroll
-  for (int i = 0; i < kInFlight; ++i) {
-    const int at = lane_begin + i * kStepBytes;
-    if (at < bytes) values[i] = __ldcg(reinterpret_cast<const uint4*>(from + at));
-  }
-#pragma unroll
-  for (int i = 0; i < kInFlight; ++i) {
-    const int at = lane_begin + i * kStepBytes;
-    if (at < bytes) __stcg(reinterpret_cast<uint4*>(to + at), values[i]);
-  }
-}
 
 __global__ void __launch_bounds__(kCopyRowsThreads)
     copy_rows(const __grid_constant__ CopyRowsArgs args) {
@@ -38,15 +18,15 @@ __global__ void __launch_bounds__(kCopyRowsThreads)
   if (args.frame->failed != 0) return;
   const std::int64_t num_rows =
       args.rows == CopiedRows::kGathered ? args.frame->num_gather_rows : args.frame->num_rows;
-  const int pieces_per_row = (args.row_bytes + kPieceBytes - 1) / kPieceBytes;
+  const int pieces_per_row = (args.row_bytes + kCopyPieceBytes - 1) / kCopyPieceBytes;
   const std::int64_t num_pieces = num_rows * pieces_per_row;
   const std::int64_t step = std::int64_t{gridDim.x} * (kCopyRowsThreads / 32);
   for (std::int64_t piece = std::int64_t{threadIdx.x / 32} * gridDim.x + blockIdx.x;
        piece < num_pieces; piece += step) {
     const std::int64_t row = piece / pieces_per_row;
-    const int begin = static_cast<int>(piece - row * pieces_per_row) * kPieceBytes;
+    const int begin = static_cast<int>(piece - row * pieces_per_row) * kCopyPieceBytes;
     copy_piece(row_address(args.from, row) + begin, row_address(args.to, row) + begin,
-               min(kPieceBytes, args.row_bytes - begin));
+               min(kCopyPieceBytes, args.row_bytes - begin));
   }
 }
 

@@ -9,29 +9,9 @@
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/ptx/flag.cuh"
 #include "backend/cuda/tile/gemm_storage.hpp"
+#include "backend/cuda/tile/warp_copy.cuh"
 
 namespace distmoe::cuda {
-
-/// Copies one row of `bytes` (a multiple of 16) with all lanes of a warp.
-__device__ inline void pull_row(std::uint64_t source, std::uint64_t destination, int bytes) {
-  constexpr int kInFlight = 8;
-  constexpr int kLaneBytes = 16;
-  constexpr int kStep = 32 * kLaneBytes;
-  for (int begin = static_cast<int>(threadIdx.x % 32) * kLaneBytes; begin < bytes;
-       begin += kInFlight * kStep) {
-    uint4 values[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int at = begin + i * kStep;
-      if (at < bytes) values[i] = __ldcg(reinterpret_cast<const uint4*>(source + at));
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      const int at = begin + i * kStep;
-      if (at < bytes) __stcg(reinterpret_cast<uint4*>(destination + at), values[i]);
-    }
-  }
-}
 
 /// All threads of a pulling block; returns when no chunk is left to draw.
 __device__ inline void pull_rows(const GatherPull& pull, CallFrame* frame, GemmStorage& shared,
@@ -47,7 +27,7 @@ __device__ inline void pull_rows(const GatherPull& pull, CallFrame* frame, GemmS
     if (begin >= num_rows) return;
     const int end = min(begin + kGatherChunkRows, num_rows);
     for (int row = begin + warp; row < end; row += kWarps) {
-      pull_row(pull.source_address[row], pull.buffer + row * pull.buffer_stride_bytes, row_bytes);
+      copy_row(pull.source_address[row], pull.buffer + row * pull.buffer_stride_bytes, row_bytes);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
