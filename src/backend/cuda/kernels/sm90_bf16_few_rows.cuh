@@ -211,7 +211,7 @@ __device__ inline void pull_few_rows(const FewRowsArgs& args, const FewRowsTable
     const int drawn = is_first_lane ? atomicAdd(&args.frame->next_gather_chunk, 1) : 0;
     const int row = __shfl_sync(kAllLanes, drawn, 0);
     if (row >= num_rows) return;
-    pull_row(pull.source_address[row], pull.buffer + row * pull.buffer_stride_bytes,
+    copy_row(pull.source_address[row], pull.buffer + row * pull.buffer_stride_bytes,
              args.w13.k * 2);
     __syncwarp();
     if (is_first_lane) ptx::add_release_gpu(&args.counters->pulled_rows[tables.turn], 1);
@@ -241,12 +241,13 @@ __device__ __forceinline__ void run_few_token_gather(const FewRowsArgs& args,
     if (work.product == static_cast<std::int32_t>(Product::kW2)) {
       wait_for_h2(args, shared.tables, work.group);
       const int num_rows = args.tiles.is_one_token != 0 ? shared.tables.num_rows : work.num_rows;
-      gather.start_tile(num_rows, args.w2.k,
-                        [&](int row) { return row_address(args.w2.tokens, work.row_begin + row); });
+      gather.start_tile(work.row_begin, num_rows, args.w2.k);
+      gather.locate_rows([&](int row) { return row_address(args.w2.tokens, row); });
     } else {
-      gather.start_tile(work.num_rows, args.w13.k, [&](int row) -> std::uint64_t {
-        if constexpr (kHasPeers) return row_address(args.w13.tokens, work.row_begin + row);
-        const int token = shared.tables.route_of_row[work.row_begin + row] / args.top_k;
+      gather.start_tile(work.row_begin, work.num_rows, args.w13.k);
+      gather.locate_rows([&](int row) -> std::uint64_t {
+        if constexpr (kHasPeers) return row_address(args.w13.tokens, row);
+        const int token = shared.tables.route_of_row[row] / args.top_k;
         return args.x + token * args.x_stride_bytes;
       });
     }

@@ -16,6 +16,7 @@
 #include "backend/cuda/ptx/flag.cuh"
 #include "backend/cuda/ptx/shared_copy.cuh"
 #include "backend/cuda/tile/gemm_storage.hpp"
+#include "backend/cuda/tile/row_copies.cuh"
 #include "backend/cuda/tile/stage_consumer.cuh"
 #include "backend/cuda/tile/tile_scheduler.cuh"
 
@@ -56,69 +57,17 @@ __device__ inline void wait_for_row(const GroupedGemmArgs& args, int row) {
   }
 }
 
-/// Copies the token rows of one stage after the other. Eight threads share a row; a thread's rows
-/// are kRowStep apart.
-class TokenGather {
- public:
-  static constexpr int kChunkBytes = 16;
-  static constexpr int kChunksPerRow = kRowBytes / kChunkBytes;
-  static constexpr int kRowStep = kGatherThreads / kChunksPerRow;
-  static constexpr int kMaxRows = (kMaxTokensPerTile + kRowStep - 1) / kRowStep;
-  static_assert(kRowStep % 4 == 0, "rows of equal parity of i lie in equal swizzle phases");
+using TokenGather = RowCopies<kMaxTokensPerTile>;
 
-  /// `thread` counts the gathering threads from 0.
-  __device__ explicit TokenGather(int thread)
-      : chunk_(thread % kChunksPerRow), first_row_(thread / kChunksPerRow) {
-    const int swizzled[2] = {chunk_ ^ (first_row_ & 7), chunk_ ^ ((first_row_ + kRowStep) & 7)};
-    for (int i = 0; i < 2; ++i) offset_[i] = first_row_ * kRowBytes + swizzled[i] * kChunkBytes;
+/// Begins with a tile's rows once they are there.
+__device__ inline void start_gather(TokenGather& gather, const GroupedGemmArgs& args,
+                                    const TileWork& work) {
+  gather.start_tile(work.row_begin, work.num_rows, args.k);
+  if (work.needs_gather != 0 && args.pull.gather_index != nullptr) {
+    gather.for_each_row([&](int row) { wait_for_row(args, row); });
   }
-
-  __device__ void start_tile(const GroupedGemmArgs& args, const TileWork& work) {
-    num_rows_ = max(0, (work.num_rows - first_row_ + kRowStep - 1) / kRowStep);
-    k_left_ = args.k - chunk_ * (kChunkBytes / 2);
-    const int first = work.row_begin + first_row_;
-    if (work.needs_gather != 0 && args.pull.gather_index != nullptr) {
-#pragma unroll 1
-      for (int i = 0; i < num_rows_; ++i) wait_for_row(args, first + i * kRowStep);
-    }
-#pragma unroll
-    for (int i = 0; i < kMaxRows; ++i) {
-      if (i >= num_rows_) continue;
-      source_[i] = row_address(args.tokens, first + i * kRowStep) + chunk_ * kChunkBytes;
-    }
-  }
-
-  /// Goes on with the row's next k elements, from where a stage began before them.
-  __device__ void start_segment(const GroupedGemmArgs& args) {
-    const int walked = (args.k + kStageK - 1) / kStageK * kRowBytes;
-    k_left_ = args.k - chunk_ * (kChunkBytes / 2);
-#pragma unroll
-    for (int i = 0; i < kMaxRows; ++i) {
-      if (i < num_rows_) source_[i] += args.k * 2 - walked;
-    }
-  }
-
-  /// Rows beyond the tile's are left as they are: they only reach columns that are not stored.
-  __device__ void copy_stage(std::uint32_t stage_address) {
-    const std::uint32_t bytes = k_left_ > 0 ? kChunkBytes : 0;
-#pragma unroll
-    for (int i = 0; i < kMaxRows; ++i) {
-      if (i >= num_rows_) continue;
-      ptx::cp_async_16(stage_address + offset_[i % 2] + i * kRowStep * kRowBytes, source_[i],
-                       bytes);
-      source_[i] += kRowBytes;
-    }
-    k_left_ -= kStageK;
-  }
-
- private:
-  int chunk_;
-  int first_row_;
-  int num_rows_ = 0;
-  int k_left_ = 0;
-  std::uint32_t offset_[2];
-  std::uint64_t source_[kMaxRows];
-};
+  gather.locate_rows([&](int row) { return row_address(args.tokens, row); });
+}
 
 /// Role of the gathering warps.
 template <typename Policy>
@@ -128,10 +77,10 @@ __device__ inline void run_token_gather(const GroupedGemmArgs& args, GemmStorage
   StagePosition stage;
   const int num_stages = num_stages_of<Policy>(args);
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
-    gather.start_tile(args, work);
+    start_gather(gather, args, work);
     for (int i = 0; i < num_stages; ++i, stage.advance()) {
       if constexpr (Policy::kSegments > 1) {
-        if (i == num_stages / Policy::kSegments) gather.start_segment(args);
+        if (i == num_stages / Policy::kSegments) gather.start_segment(args.k);
       }
       ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
       gather.copy_stage(ptx::shared_address(shared.tokens[stage.slot]));
