@@ -21,7 +21,7 @@ constexpr double kTolerance = 1.5e-3;
 constexpr MoeShape kShape{
     .num_tokens = 37, .hidden_dim = 48, .intermediate_dim = 40, .num_experts = 13, .top_k = 4};
 
-class Norm : public testing::TestWithParam<MoeCase> {};
+class Norm : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, Norm, testing::ValuesIn(training_cases()), case_name);
 
 CallOptions with_norm(const PostExpertNorm& norm) {
@@ -36,17 +36,19 @@ MoeProblem problem_with_biases(std::uint64_t seed) {
   return problem;
 }
 
-/// y of all ranks in an inference context.
-std::vector<BF16> forward(const MoeProblem& problem, const MoeCase& moe_case,
-                          const CallOptions& options) {
+/// y of all ranks in an inference context; `gamma_at` gives the norm its gamma.
+std::vector<BF16> forward(const MoeProblem& problem, const MoeCase& moe_case, CallOptions options,
+                          const PackedTensor::ValueAt& gamma_at = {}) {
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   const Config config = config_of(problem, moe_case, {}, counts.back());
   std::vector<BF16> y;
   std::mutex mutex;
-  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+  run_group(moe_case, [&, options](const std::shared_ptr<Communicator>& communicator) mutable {
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    routed_experts(context, call.input, call.weights, call.y_view(), options);
+    const PlacedTensor gamma(context, DType::kBF16, {problem.shape.hidden_dim}, gamma_at);
+    if (gamma_at) options.norm->gamma_D = gamma.view();
+    call_experts(context, call, options);
     auto all = gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
     const std::scoped_lock lock(mutex);
     y = std::move(all);
@@ -107,9 +109,10 @@ TEST_P(Norm, NoBitDependsOnRanksOrSaving) {
   for (const bool uses_kahan : {false, true}) {
     const CallOptions options =
         with_norm({.eps = 1e-5, .uses_kahan = uses_kahan, .recomputes_rstd = uses_kahan});
-    const std::vector<BF16> y = forward(problem, {}, options);
+    const MoeCase single = single_rank_of(GetParam());
+    const std::vector<BF16> y = forward(problem, single, options);
     EXPECT_EQ(first_difference(y, forward(problem, GetParam(), options), kShape.hidden_dim), "");
-    const GradientValues expected = run_backward(problem, dy, {}, {.options = options});
+    const GradientValues expected = run_backward(problem, dy, single, {.options = options});
     for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
       const BackwardForm form{.slot_factor = factor, .options = options};
       EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
@@ -154,21 +157,25 @@ TEST_P(Norm, GammaScalesTheRoutes) {
     gamma.push_back(to_bf16(uniform(527, d)));
     norm.gain.push_back(to_float(to_bf16(to_float(gamma.back()) + 1.0F)));
   }
-  const CallOptions options =
-      with_norm({.eps = 1e-5, .gamma_D = {gamma.data(), DType::kBF16, {48}}, .gain_center = 1.0});
+  const CallOptions options = with_norm({.eps = 1e-5, .gain_center = 1.0});
+  const PackedTensor::ValueAt gamma_at = [&](const auto& index) {
+    return to_float(gamma[static_cast<std::size_t>(index[0])]);
+  };
   const GradientOracle oracle =
       gradient_oracle(problem, make_dy(problem, 528), Rounding::kContract, false, norm);
-  EXPECT_LE(relative_error(widened(forward(problem, GetParam(), options)), oracle.y), kTolerance);
+  EXPECT_LE(relative_error(widened(forward(problem, GetParam(), options, gamma_at)), oracle.y),
+            kTolerance);
 }
 
 /// One token named by many routes whose sum loses small terms in FP32 without compensation.
-TEST(NormWithKahan, KeepsWhatPlainSumsLose) {
+TEST_P(Norm, WithKahanKeepsWhatPlainSumsLose) {
   constexpr std::int64_t kRoutes = 64;
-  MoeProblem problem = make_constant_problem({.num_tokens = 1,
-                                              .hidden_dim = 2,
-                                              .intermediate_dim = 1,
-                                              .num_experts = kRoutes,
-                                              .top_k = kRoutes},
+  MoeProblem problem = make_constant_problem(fit({.num_tokens = 1,
+                                                  .hidden_dim = 2,
+                                                  .intermediate_dim = 1,
+                                                  .num_experts = kRoutes,
+                                                  .top_k = kRoutes},
+                                                 GetParam()),
                                              1.0, 1.0, 1.0);
   // xn is 1: the sum of the scores. 2^24 swallows each 1 in a plain sum; -2^24 takes it away again.
   problem.scores.assign(kRoutes, 1.0F);
@@ -176,55 +183,57 @@ TEST(NormWithKahan, KeepsWhatPlainSumsLose) {
   problem.scores.back() = -0x1p24F;
   const CallOptions plain = with_norm({.eps = 1e-12});
   const CallOptions kahan = with_norm({.eps = 1e-12, .uses_kahan = true});
-  EXPECT_EQ(to_float(forward(problem, {}, plain)[0]), 0.0F);
-  EXPECT_NEAR(to_float(forward(problem, {}, kahan)[0]), kRoutes - 2, 1.0F);
+  EXPECT_EQ(to_float(forward(problem, GetParam(), plain)[0]), 0.0F);
+  EXPECT_NEAR(to_float(forward(problem, GetParam(), kahan)[0]), kRoutes - 2, 1.0F);
 }
 
 /// A call of options that break the contract, refused on every rank.
 TEST_P(Norm, WithoutMeaningIsRefused) {
   const MoeProblem problem = problem_with_biases(529);
   const TokenCounts counts = even_split(kShape.num_tokens, GetParam().ranks);
-  const std::vector<BF16> gamma(48, to_bf16(1.0F));
-  const TensorView gamma_view{gamma.data(), DType::kBF16, {48}};
-  const auto expect_refused = [&](const Config& config, const PostExpertNorm& norm, bool saves,
+  // A norm, with a gamma of that many elements; of none without one.
+  const auto expect_refused = [&](const Config& config, const PostExpertNorm& norm,
+                                  std::int64_t gamma_elements, bool saves,
                                   const std::vector<std::string>& words) {
     run_group(GetParam(), [&](const std::shared_ptr<Communicator>& communicator) {
       MoeCase moe_case = GetParam();
       moe_case.combine = config.combine;
       Context context = make_context(config, moe_case, communicator);
       const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+      const PlacedTensor gamma(context, DType::kBF16, {gamma_elements},
+                               [](const auto&) { return 1.0; });
+      CallOptions options = with_norm(norm);
+      if (gamma_elements > 0) options.norm->gamma_D = gamma.view();
       const Outcome outcome = outcome_of([&] {
         if (saves) {
-          const SavedForward unused = saving_routed_experts(context, call.input, call.weights,
-                                                            call.y_view(), with_norm(norm));
+          const SavedForward unused = call_saving(context, call, options);
         } else {
-          routed_experts(context, call.input, call.weights, call.y_view(), with_norm(norm));
+          call_experts(context, call, options);
         }
       });
       expect_error(outcome, ErrorCode::kInvalidArgument, words);
       EXPECT_TRUE(call.is_y_untouched());
-      routed_experts(context, call.input, call.weights, call.y_view());
+      call_experts(context, call);
     });
   };
   const Config inference = config_of(problem, GetParam(), {}, kShape.num_tokens);
   const Config training = training_config(problem, GetParam(), {}, kShape.num_tokens);
-  expect_refused(inference, {.eps = 0.0}, false, {"norm.eps is 0"});
-  expect_refused(inference, {.eps = NAN}, false, {"norm.eps is nan"});
-  expect_refused(inference, {.eps = 1e-50}, false, {"norm.eps is 1e-50", "FP32"});
-  expect_refused(inference, {.eps = 1e39}, false, {"norm.eps is 1e+39", "FP32"});
-  expect_refused(inference, {.gamma_D = gamma_view, .gain_center = -1e39}, false,
-                 {"norm.gain_center is -1e+39"});
-  expect_refused(inference, {.gain_center = 1.0}, false, {"norm.gain_center is 1", "norm.gamma"});
-  expect_refused(inference, {.gamma_D = gamma_view, .uses_kahan = true}, false, {"uses_kahan"});
-  expect_refused(inference, {.gamma_D = {gamma.data(), DType::kBF16, {47}}}, false,
-                 {"norm.gamma must have shape [48]"});
-  expect_refused(training, {.gamma_D = gamma_view}, true, {"norm.gamma is for inference"});
+  expect_refused(inference, {.eps = 0.0}, 0, false, {"norm.eps is 0"});
+  expect_refused(inference, {.eps = NAN}, 0, false, {"norm.eps is nan"});
+  expect_refused(inference, {.eps = 1e-50}, 0, false, {"norm.eps is 1e-50", "FP32"});
+  expect_refused(inference, {.eps = 1e39}, 0, false, {"norm.eps is 1e+39", "FP32"});
+  expect_refused(inference, {.gain_center = -1e39}, 48, false, {"norm.gain_center is -1e+39"});
+  expect_refused(inference, {.gain_center = 1.0}, 0, false,
+                 {"norm.gain_center is 1", "norm.gamma"});
+  expect_refused(inference, {.uses_kahan = true}, 48, false, {"uses_kahan"});
+  expect_refused(inference, {}, 47, false, {"norm.gamma must have shape [48]"});
+  expect_refused(training, {}, 48, true, {"norm.gamma is for inference"});
   Config lean = training;
   lean.activation_policy = ActivationPolicy::kLean;
-  expect_refused(lean, {}, true, {"activation_policy lean"});
+  expect_refused(lean, {}, 0, true, {"activation_policy lean"});
   Config per_rank = inference;
   per_rank.combine = Combine::kPerRank;
-  expect_refused(per_rank, {}, false, {"per_rank"});
+  expect_refused(per_rank, {}, 0, false, {"per_rank"});
 }
 
 }  // namespace

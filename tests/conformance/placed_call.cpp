@@ -149,12 +149,15 @@ const PlacedCall& place_call(Context& context, const RankCall& call, const CallV
   return *copies.back();
 }
 
-void call_experts(Context& context, const RankCall& call, const CallViews& views) {
+void call_experts(Context& context, const RankCall& call, const CallViews& views,
+                  const CallOptions& options) {
   const Device device = context.impl().device();
-  if (device.type == DeviceType::kCpu) return PlacedCall(device, call, views).call(context);
+  if (device.type == DeviceType::kCpu) {
+    return PlacedCall(device, call, views).call(context, options);
+  }
   const PlacedCall& placed = place_call(context, call, views);
   try {
-    placed.call(context);
+    placed.call(context, options);
     context.check();
   } catch (const Error&) {
     placed.collect();
@@ -163,8 +166,24 @@ void call_experts(Context& context, const RankCall& call, const CallViews& views
   placed.collect();
 }
 
-void call_experts(Context& context, const RankCall& call) {
-  call_experts(context, call, views_of(call));
+void call_experts(Context& context, const RankCall& call, const CallOptions& options) {
+  call_experts(context, call, views_of(call), options);
+}
+
+PlacedTensor::PlacedTensor(Context& context, DType dtype, const std::vector<std::int64_t>& shape,
+                           const PackedTensor::ValueAt& value_at)
+    : host_(dtype, shape, {}, value_at) {
+  const Device device = context.impl().device();
+  if (device.type == DeviceType::kCpu) return;
+  copy_ = std::make_shared<DeviceTensor>(host_, device.index);
+  // Freed like the copies of a call.
+  thread_local std::vector<std::shared_ptr<DeviceTensor>> tensors_of_this_rank;
+  tensors_of_this_rank.push_back(copy_);
+}
+
+const PackedTensor& PlacedTensor::collect() const {
+  if (copy_) copy_->download(host_);
+  return host_;
 }
 
 }  // namespace distmoe::conformance

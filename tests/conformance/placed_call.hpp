@@ -55,8 +55,8 @@ class PlacedCall {
   PlacedCall(Device device, const RankCall& packed)
       : PlacedCall(device, packed, views_of(packed)) {}
 
-  void call(Context& context) const {
-    routed_experts(context, views.input, views.weights, views.y);
+  void call(Context& context, const CallOptions& options = {}) const {
+    routed_experts(context, views.input, views.weights, views.y, options);
   }
   /// Brings back what may have been written: the tensor that y's view is of.
   void collect() const;
@@ -81,7 +81,23 @@ inline const PlacedCall& place_call(Context& context, const RankCall& call) {
 
 /// One call of `context`, waited for: what it throws, of the host or of the device, comes out here,
 /// and y is in the packed call, that of a call that failed too.
-void call_experts(Context& context, const RankCall& call, const CallViews& views);
-void call_experts(Context& context, const RankCall& call);
+void call_experts(Context& context, const RankCall& call, const CallViews& views,
+                  const CallOptions& options = {});
+void call_experts(Context& context, const RankCall& call, const CallOptions& options = {});
+
+/// A tensor of a call's options, where the context's backend wants it.
+class PlacedTensor {
+ public:
+  PlacedTensor(Context& context, DType dtype, const std::vector<std::int64_t>& shape,
+               const PackedTensor::ValueAt& value_at);
+
+  TensorView view() const { return copy_ ? copy_->view() : host_.view(); }
+  /// On the host, with what it holds now.
+  const PackedTensor& collect() const;
+
+ private:
+  PackedTensor host_;
+  std::shared_ptr<DeviceTensor> copy_;  ///< null on the CPU
+};
 
 }  // namespace distmoe::conformance
