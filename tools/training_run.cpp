@@ -104,6 +104,7 @@ void TrainingRun::place(BackendKind backend, int device) {
     gradient->placed.device = {DeviceType::kCuda, device};
   }
   dy_.bring();
+  if (options_.clip_limit) clip_buffer_.emplace(sizeof(clip_counts_), device);
 }
 
 void TrainingRun::configure(Config& config) const {
@@ -145,13 +146,19 @@ void TrainingRun::forward(Context& context, const DeviceCall& call,
   CallOptions options;
   if (options_.norm_eps) options.norm = PostExpertNorm{.eps = *options_.norm_eps};
   if (options_.clip_limit) {
-    options.clip_statistics = {{clip_counts_.data(), DType::kI64, {3}}, *options_.clip_limit};
+    TensorView counts{clip_counts_.data(), DType::kI64, {3}};
+    if (clip_buffer_) {
+      counts.data = clip_buffer_->data();
+      counts.device = dy_.placed.device;
+    }
+    options.clip_statistics = {counts, *options_.clip_limit};
   }
   for (std::int64_t layer = 0; layer < options_.layers_per_slot; ++layer) {
     slot.push_back(saving_routed_experts(context, call.input(), call.weights(), call.y(), options));
     context.check();
     if (context.last_call().is_recomputed) ++num_recomputed_;
   }
+  if (clip_buffer_) clip_buffer_->download(clip_counts_.data(), sizeof(clip_counts_));
 }
 
 void TrainingRun::backward(Context& context, const DeviceCall& call,

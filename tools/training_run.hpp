@@ -85,6 +85,7 @@ class TrainingRun {
   Gradient bias2_;
   std::int64_t num_recomputed_ = 0;
   std::array<std::int64_t, 3> clip_counts_{};
+  std::optional<cuda::DeviceBuffer> clip_buffer_;  ///< where a device counts
   bool has_first_ = false;
   Digest first_;  ///< of the gradients of x and scores
   bool is_repeatable_ = true;

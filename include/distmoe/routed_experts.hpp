@@ -28,8 +28,9 @@ struct RoutedInput {
 };
 
 /// RMSNorm of every route's result before the combine: y = sum over k of score * h3 * rstd with
-/// rstd = 1 / sqrt(mean(h3^2) + eps), in FP32. The same on every rank; for combine per_route, on
-/// the CPU. The forward's travels to its backward, for which activation_policy must be full.
+/// rstd = 1 / sqrt(mean(h3^2) + eps), in FP32. For combine per_route, and the same on every rank:
+/// the CPU throws peer_mismatch where it is not, on CUDA nobody looks. The forward's travels to its
+/// backward, for which activation_policy must be full.
 struct PostExpertNorm {
   double eps = 1e-6;  ///< finite, > 0; like all numbers here also in FP32
   /// BF16 [D], contiguous, in inference contexts: h3 is multiplied by bf16(gamma + gain_center),
@@ -38,16 +39,18 @@ struct PostExpertNorm {
   double gain_center = 0.0;  ///< finite; not without gamma
   /// Compensated (Kahan) summation over k; not with gamma.
   bool uses_kahan = false;
-  /// Backward computes rstd again instead of keeping it. The CPU always does: h3 is there.
+  /// Backward computes rstd again instead of keeping it. It always does: h3 is there.
   bool recomputes_rstd = false;
 };
 
 /// What activations exceed, counted on every forward over the rows that this rank received:
 /// elements of gate > limit, elements of up with |up| > limit, and the R * F pairs of them. h1 as
-/// the activation reads it, rounded to BF16; NaN exceeds nothing. On the CPU.
+/// the activation reads it, rounded to BF16; NaN exceeds nothing. On CUDA such a call writes h1 to
+/// memory, in an inference context too.
 struct ClipStatistics {
-  TensorView counts_3 = {};  ///< int64 or FP32 [3], contiguous; not given: nothing is counted
-  double limit = 7.0;        ///< finite, also in FP32; has nothing to do with swiglu_limit
+  /// int64 or FP32 [3], contiguous, in the context's memory; not given: nothing is counted.
+  TensorView counts_3 = {};
+  double limit = 7.0;  ///< finite, also in FP32; has nothing to do with swiglu_limit
 };
 
 struct CallOptions {

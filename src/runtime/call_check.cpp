@@ -127,8 +127,6 @@ bool is_finite_fp32(double value) { return std::isfinite(static_cast<float>(valu
 
 void check_norm(const ContextImpl& context, const PostExpertNorm& norm) {
   const Config& config = context.config();
-  DISTMOE_CHECK(context.device().type == DeviceType::kCpu, kUnsupported,
-                "the CUDA backend of this version has no post-expert RMSNorm");
   DISTMOE_CHECK(config.combine == Combine::kPerRoute, kInvalidArgument,
                 "post-expert RMSNorm needs every route at the owner of its token: combine per_rank "
                 "sends sums, per_route rows");
@@ -154,8 +152,6 @@ void check_norm(const ContextImpl& context, const PostExpertNorm& norm) {
 void check_clip_statistics(const ContextImpl& context, const ClipStatistics& clip) {
   const TensorView& counts = clip.counts_3;
   if (!counts.is_given()) return;
-  DISTMOE_CHECK(context.device().type == DeviceType::kCpu, kUnsupported,
-                "the CUDA backend of this version counts no clip statistics");
   check_shape("clip_statistics.counts", counts, {3});
   check_dtype("clip_statistics.counts", counts, DType::kI64, DType::kF32);
   check_memory(context, "clip_statistics.counts", counts);

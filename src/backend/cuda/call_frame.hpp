@@ -110,6 +110,7 @@ struct alignas(16) CallFrame {
   std::int32_t next_tile[kNumProducts];  ///< routing writes 0
   std::uint32_t has_met;                 ///< 1: combine's first block has met the peers
   FaultRecord fault;
+  std::uint64_t h1;  ///< where W13 puts h1 in a call with clip statistics
 };
 
 }  // namespace distmoe::cuda

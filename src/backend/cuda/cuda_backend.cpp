@@ -9,6 +9,7 @@
 #include "backend/cuda/fault_text.hpp"
 #include "backend/cuda/kernels/combine.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
+#include "backend/cuda/kernels/h1_rows.hpp"
 #include "backend/cuda/kernels/publish_route.hpp"
 #include "backend/cuda/kernels/rank_sums.hpp"
 #include "backend/cuda/kernels/route.hpp"
@@ -82,6 +83,8 @@ CudaBackend::CudaBackend(BackendSetup setup)
   DISTMOE_CUDA_CHECK(prepare_rank_sums());
   DISTMOE_CUDA_CHECK(prepare_combine());
   DISTMOE_CUDA_CHECK(prepare_copy_rows());
+  DISTMOE_CUDA_CHECK(prepare_w13_saving());
+  DISTMOE_CUDA_CHECK(prepare_h1_rows());
   if (!setup_.config.inference) prepare_training();
   DISTMOE_CUDA_CHECK(cudaStreamCreateWithFlags(&own_stream_, cudaStreamNonBlocking));
   DISTMOE_CUDA_CHECK(cudaEventCreateWithFlags(&last_call_done_, cudaEventDisableTiming));
@@ -149,6 +152,9 @@ RowTable CudaBackend::result_rows() const {
 
 void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
+  if (counts_clipped(call)) {
+    DISTMOE_CUDA_CHECK(launch_begin_clip(clip_args(call), stream_of(call)));
+  }
   if (num_local() > 0) {
     if (const std::optional<FewRowsTiles> tiles = few_rows_tiles(call)) {
       DISTMOE_CUDA_CHECK(launch_few_rows(few_rows_args(call, *tiles),
@@ -161,7 +167,9 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
     args.tokens.address = metadata_.token_row_address;
     args.pull = pull_args();
     const CUtensorMap map = w13_map(call.experts, {});
-    if (call.ticket) {
+    if (counts_clipped(call)) {
+      w13_with_clip_statistics(call, args, map);
+    } else if (call.ticket) {
       args.h1 = &training_frame()->h1;
       DISTMOE_CUDA_CHECK(launch_w13_saving(args, map, choice_.persistent_blocks, stream_of(call)));
     } else {
@@ -170,6 +178,26 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
     }
   }
   if (call.ticket) spread_x(call.x_TD, false, gather_buffer_, stream_of(call));
+}
+
+ClipArgs CudaBackend::clip_args(const ForwardCall& call) const {
+  return {.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+          .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+          .training = call.ticket ? training_frame() : nullptr,
+          .scratch_h1 = activations_at(scratch_.h1),
+          .limit = call.clip_limit,
+          .width = static_cast<std::int32_t>(setup_.config.intermediate_dim),
+          .counts = call.clip_counts_3.data,
+          .counts_are_float = call.clip_counts_3.dtype == DType::kF32};
+}
+
+/// The kernel that keeps h1 for a backward leaves it here to be counted.
+void CudaBackend::w13_with_clip_statistics(const ForwardCall& call, GroupedGemmArgs args,
+                                           const CUtensorMap& map) {
+  const ClipArgs clip = clip_args(call);
+  args.h1 = &clip.frame->h1;
+  DISTMOE_CUDA_CHECK(launch_w13_saving(args, map, choice_.persistent_blocks, stream_of(call)));
+  DISTMOE_CUDA_CHECK(launch_count_clipped(clip, row_blocks(), stream_of(call)));
 }
 
 void CudaBackend::w2_scatter(const ForwardCall& call) {
@@ -248,6 +276,7 @@ void CudaBackend::combine(const ForwardCall& call) {
       .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim),
       .y = address_of(call.y_TD),
       .y_stride_bytes = row_stride_bytes(call.y_TD),
+      .norm = norm_args(call.norm),
       .row_of_route = sum_tables().row_of_route,
       .h3 = h3(),
       .sums_per_token = static_cast<std::int32_t>(cuda_sums_per_token(setup_.config, setup_.size)),
@@ -258,6 +287,9 @@ void CudaBackend::combine(const ForwardCall& call) {
       .meets_peers = joins_meeting_and_combine(call) ? 1 : 0};
   DISTMOE_CUDA_CHECK(launch_combine(args, stream_of(call)));
   if (call.ticket && setup_.size > 1) keep_h3(call);
+  if (counts_clipped(call)) {
+    DISTMOE_CUDA_CHECK(launch_write_clip(clip_args(call), stream_of(call)));
+  }
   mark_end_of_call(stream_of(call));
 }
 

@@ -17,6 +17,8 @@
 #include "backend/cuda/device_memory.hpp"
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/copy_rows.hpp"
+#include "backend/cuda/kernels/h1_rows.hpp"
+#include "backend/cuda/kernels/norm_args.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/route.hpp"
@@ -43,6 +45,17 @@ inline DeviceBias device_bias(const BiasRows& bias) {
           .stride = bias.stride,
           .is_bf16 = bias.dtype == DType::kBF16};
 }
+
+inline NormArgs norm_args(const std::optional<NormCall>& norm) {
+  if (!norm) return {};
+  return {.is_given = 1,
+          .eps = norm->eps,
+          .gamma_D = reinterpret_cast<const __nv_bfloat16*>(norm->gamma_D),
+          .gain_center = norm->gain_center,
+          .uses_kahan = norm->uses_kahan ? 1 : 0};
+}
+
+inline bool counts_clipped(const ForwardCall& call) { return call.clip_counts_3.is_given(); }
 
 class CudaBackend final : public Backend {
  public:
@@ -149,6 +162,9 @@ class CudaBackend final : public Backend {
   std::uint64_t score_window() const;
   SumTables sum_tables() const;
   void send_rank_sums(cudaStream_t stream);
+  ClipArgs clip_args(const ForwardCall& call) const;
+  void w13_with_clip_statistics(const ForwardCall& call, GroupedGemmArgs args,
+                                const CUtensorMap& map);
   std::uint64_t timeout_ns() const;
   // cuda_training.cpp
   void prepare_training();

@@ -12,6 +12,7 @@
 #include "backend/cuda/kernels/bias_gradient.hpp"
 #include "backend/cuda/kernels/grad_dispatch.hpp"
 #include "backend/cuda/kernels/grad_reduce.hpp"
+#include "backend/cuda/kernels/h1_rows.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grad_gemm.hpp"
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
@@ -86,7 +87,8 @@ void CudaBackend::carve_backward(const BackwardCall& call) {
        .groups = groups_of(memory_.buffer_of<TileGroup>(buffer_name::kTileGroups), Product::kW2,
                            num_local(), setup_.size),
        .num_experts = static_cast<std::int32_t>(num_local()),
-       .num_ranks = setup_.size},
+       .num_ranks = setup_.size,
+       .is_normed = call.norm ? 1 : 0},
       stream_of(call)));
   DISTMOE_CUDA_CHECK(launch_list_rows(
       {.frame = frame,
@@ -124,6 +126,15 @@ void CudaBackend::restore_activations(const BackwardCall& call) {
   spread_x(kept_x, true, grad_h3, stream);
   // A lean layer has no h3.
   if (num_local() == 0 || is_lean()) return;
+  if (call.norm && setup_.size > 1) {
+    DISTMOE_CUDA_CHECK(
+        launch_restore_h2({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+                           .training = training_frame(),
+                           .h2 = h2_,
+                           .swiglu = product_args(Product::kW2).swiglu,
+                           .width = static_cast<std::int32_t>(setup_.config.intermediate_dim)},
+                          row_blocks(), stream));
+  }
   GroupedGemmArgs args = w2_args(call.experts);
   args.result = {.base = grad_h3, .stride_bytes = setup_.config.hidden_dim * 2};
   DISTMOE_CUDA_CHECK(
@@ -163,6 +174,7 @@ void CudaBackend::dispatch_grad_h3(const BackwardCall& call) {
                       .score_offset = score_offset(),
                       .scores = metadata_.scores,
                       .grad_h3 = activations_at(scratch_.grad_h3),
+                      .norm = norm_args(call.norm),
                       .row_scores = row_scores(),
                       .row_bytes = setup_.config.hidden_dim * 2,
                       .num_tokens = static_cast<std::int32_t>(call.num_tokens),
@@ -327,6 +339,7 @@ void CudaBackend::reduce_gradients(const BackwardCall& call) {
        .grad_x_stride_bytes = grad_x.is_given() ? row_stride_bytes(grad_x) : 0,
        .grad_scores = grad_scores.is_given() ? grad_scores.data : nullptr,
        .grad_scores_are_bf16 = grad_scores.is_given() && grad_scores.dtype == DType::kBF16,
+       .is_normed = call.norm ? 1 : 0,
        .num_tokens = static_cast<std::int32_t>(call.num_tokens),
        .top_k = static_cast<std::int32_t>(setup_.config.top_k),
        .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim)},

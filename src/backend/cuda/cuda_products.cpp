@@ -100,8 +100,11 @@ bool CudaBackend::is_one_launch(const ForwardCall& call) const {
 }
 
 std::optional<FewRowsTiles> CudaBackend::few_rows_tiles(const ForwardCall& call) const {
-  // A call that saves keeps what this kernel does not store; one that exchanges has no products.
-  if (call.saves || call.exchanges_rows) return std::nullopt;
+  // A call that saves keeps what this kernel does not store, and clip statistics count it; one that
+  // exchanges has no products. Without peers the kernel also combines, which it does without a
+  // norm.
+  if (call.saves || counts_clipped(call) || call.exchanges_rows) return std::nullopt;
+  if (call.norm && setup_.size == 1) return std::nullopt;
   return choose_few_rows(choice_inputs_, choice_, call.num_tokens);
 }
 

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime_api.h>
 
-
 #include "backend/backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
 #include "core/check.hpp"

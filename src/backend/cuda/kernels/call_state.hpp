@@ -26,6 +26,9 @@ struct alignas(128) CallState {
   std::int64_t first_fault_call;
   /// The most rows that a call has routed to this rank.
   std::int64_t peak_rows;
+  /// Of the last call with clip statistics.
+  unsigned long long clipped_gates;
+  unsigned long long clipped_ups;
 };
 
 }  // namespace distmoe::cuda

@@ -6,9 +6,13 @@
 // Where the launch meets the peers itself, its first block does it as peer_barrier does and tells
 // the others, which wait for it: so all blocks take the call for failed, or none.
 #include "backend/cuda/kernels/combine.hpp"
+
+#include <type_traits>
+
 #include "backend/cuda/kernels/first_fault.cuh"
 #include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
+#include "backend/cuda/kernels/norm_row.cuh"
 #include "backend/cuda/kernels/peer_meeting.cuh"
 #include "backend/cuda/kernels/score.cuh"
 #include "backend/cuda/kernels/weighted_row.cuh"
@@ -21,10 +25,6 @@ namespace {
 
 constexpr int kColumns = 8;
 constexpr std::uint32_t kTwoNaNs = 0x7FFF7FFFu;
-
-__device__ uint4 vector_of(const PackedColumns<kColumns>& row) {
-  return {row.words[0], row.words[1], row.words[2], row.words[3]};
-}
 
 __device__ void keep_first_fault(const CombineArgs& args) {
   if (blockIdx.x == 0 && threadIdx.x == 0) keep_first_fault(*args.state, *args.frame);
@@ -46,9 +46,38 @@ __device__ void meet_peers_first(const CombineArgs& args) {
   }
 }
 
+/// A token's routes, k in order, of some columns.
+class ScaledSums {
+ public:
+  __device__ ScaledSums(const NormArgs&, int /*first_column*/) {}
+  __device__ void add(const PackedColumns<kColumns>& h3, float score, float /*rstd*/) {
+    add_scaled(h3, score, sums_);
+  }
+  __device__ const float (&sums() const)[kColumns] { return sums_; }
+
+ private:
+  float sums_[kColumns] = {};
+};
+
+/// Of every route of a token, a warp a route; by whole blocks.
+__device__ void find_rstd(const CombineArgs& args, const std::int32_t* ids, const uint4* rows,
+                          float* rstd) {
+  const int num_vectors = args.hidden_dim / kColumns;
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int k = static_cast<int>(threadIdx.x / 32); k < args.top_k; k += kCombineThreads / 32) {
+    if (ids[k] < 0) continue;
+    const float value = inverse_rms(&rows[static_cast<std::int64_t>(k) * num_vectors], num_vectors,
+                                    args.norm.eps, lane);
+    if (lane == 0) rstd[k] = value;
+  }
+  __syncthreads();
+}
+
+template <typename Sums>
 __global__ void combine(const __grid_constant__ CombineArgs args) {
-  extern __shared__ float scores[];  // [K], then the ids [K]
+  extern __shared__ float scores[];  // [K], then the ids [K], then with a norm rstd [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
+  auto* rstd = reinterpret_cast<float*>(ids + args.top_k);
   ptx::wait_for_earlier_kernels();
   const std::int64_t token = blockIdx.x;
   for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
@@ -64,20 +93,22 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
   const std::uint64_t kept = args.results_at != nullptr ? *args.results_at : 0;
   const auto* rows = reinterpret_cast<const uint4*>(kept != 0 ? kept : args.results) +
                      token * args.top_k * num_vectors;
+  constexpr bool kIsNormed = !std::is_same_v<Sums, ScaledSums>;
+  if (kIsNormed && !failed) find_rstd(args, ids, rows, rstd);
   for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
        vector += kCombineThreads) {
     if (failed) {
       y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};
       continue;
     }
-    float sums[kColumns] = {};
+    Sums sums(args.norm, vector * kColumns);
 #pragma unroll 4
     for (int k = 0; k < args.top_k; ++k) {
       if (ids[k] < 0) continue;
-      add_scaled(unpack(__ldcs(&rows[static_cast<std::int64_t>(k) * num_vectors + vector])),
-                 scores[k], sums);
+      sums.add(unpack(__ldcs(&rows[static_cast<std::int64_t>(k) * num_vectors + vector])),
+               scores[k], kIsNormed ? rstd[k] : 1.0f);
     }
-    y[vector] = vector_of(round_columns(sums));
+    y[vector] = vector_of(round_columns(sums.sums()));
   }
 }
 
@@ -185,7 +216,10 @@ __global__ void keep_fault(const __grid_constant__ CombineArgs args) {
 
 }  // namespace
 
-cudaError_t prepare_combine() { return load_kernels(combine, combine_ranks, keep_fault); }
+cudaError_t prepare_combine() {
+  return load_kernels(combine<ScaledSums>, combine<NormedSums<kColumns>>, combine_ranks,
+                      keep_fault);
+}
 
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return launch_early(keep_fault, kSingleThreadLaunch, stream, args);
@@ -193,7 +227,11 @@ cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
     return launch_early(combine_ranks, combine_ranks_launch(args.num_tokens, args.top_k), stream,
                         args);
   }
-  return launch_early(combine, combine_launch(args.num_tokens, args.top_k), stream, args);
+  const LaunchShape shape = combine_launch(args.num_tokens, args.top_k, args.norm.is_given != 0);
+  if (args.norm.is_given != 0) {
+    return launch_early(combine<NormedSums<kColumns>>, shape, stream, args);
+  }
+  return launch_early(combine<ScaledSums>, shape, stream, args);
 }
 
 }  // namespace distmoe::cuda

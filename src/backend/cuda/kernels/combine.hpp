@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backend/cuda/kernels/call_state.hpp"
+#include "backend/cuda/kernels/norm_args.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
 
 namespace distmoe::cuda {
@@ -26,6 +27,7 @@ struct CombineArgs {
   std::int32_t hidden_dim = 0;  ///< a multiple of 8
   std::uint64_t y = 0;          ///< BF16 [T, D]
   std::int64_t y_stride_bytes = 0;
+  NormArgs norm{};  ///< of combine per_route
   // Combine per_rank.
   const std::int32_t* row_of_route = nullptr;  ///< [T, K] of this rank's experts; null: per_route
   std::uint64_t h3 = 0;                        ///< BF16 [R, D], this rank's rows
@@ -41,7 +43,8 @@ struct CombineArgs {
 /// Loads the kernels on the current device; once, outside of captures, before any call.
 cudaError_t prepare_combine();
 
-/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out.
+/// y[t] = bf16(sum_k fp32(results[t, k]) * score[t, k]), k in order, routes with id -1 left out;
+/// with a norm every row is multiplied by its rstd, and by its gain first where there is a gamma.
 /// Per rank: y[t] = bf16(sum over ranks, ascending, of the rank's sum), where the sums of peers lie
 /// in `results` in the same order and this rank's own is made here of its rows. Of a failed call y
 /// becomes NaN, and its fault the state's first one where none is kept yet.

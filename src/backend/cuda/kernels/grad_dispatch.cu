@@ -11,8 +11,8 @@
 
 #include "backend/cuda/kernels/grad_dispatch.hpp"
 #include "backend/cuda/kernels/load_kernels.hpp"
+#include "backend/cuda/kernels/norm_row.cuh"
 #include "backend/cuda/kernels/route_limits.cuh"
-#include "backend/cuda/kernels/row_dot.cuh"
 #include "backend/cuda/kernels/weighted_row.cuh"
 #include "backend/cuda/tile/gemm_storage.hpp"
 
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kListThreads)
   const GroupCounts all = {before.groups, before.pairs};
   const GroupCounts again = args.training->is_recomputed != 0 ? all : GroupCounts{0, 0};
   args.frame->counts[static_cast<int>(Product::kW13)] = again;
-  args.frame->counts[static_cast<int>(Product::kW2)] = again;
+  args.frame->counts[static_cast<int>(Product::kW2)] =
+      args.is_normed != 0 && args.num_ranks > 1 ? all : again;
   args.frame->counts[static_cast<int>(Product::kW2Dgrad)] = all;
   args.frame->counts[static_cast<int>(Product::kW13Dgrad)] = all;
 }
@@ -115,15 +116,15 @@ __global__ void __launch_bounds__(kListThreads)
 __device__ uint4 scaled_vector(const uint4& row, float score) {
   float scaled[8] = {};
   scale_columns(unpack(row), score, scaled);
-  const PackedColumns<8> rounded = round_columns(scaled);
-  return {rounded.words[0], rounded.words[1], rounded.words[2], rounded.words[3]};
+  return vector_of(round_columns(scaled));
 }
 
 /// The token that a block handles: one of this rank's own, then those that peers sent.
 struct GradToken {
   const std::int32_t* rows;  ///< [K]
   std::uint64_t dy = 0;
-  float* scores = nullptr;  ///< [K]; null: a gathered token of which no row is listed
+  float* scores = nullptr;    ///< [K]; null: a gathered token of which no row is listed
+  std::uint64_t kept_h3 = 0;  ///< [K, D] in the slot; 0: h3 lies where grad_h3 will be
 
   __device__ GradToken(const GradH3Args& args, int index) {
     std::int64_t token = index;
@@ -131,6 +132,8 @@ struct GradToken {
     if (index < args.num_tokens) {
       rows = args.rows.own + token * args.top_k;
       dy = args.dy + token * args.dy_stride_bytes;
+      const std::uint64_t kept = args.training->kept_h3;
+      if (kept != 0) kept_h3 = kept + token * args.top_k * args.row_bytes;
     } else {
       rows = args.rows.gathered + std::int64_t{index - args.num_tokens} * args.top_k;
       int k = 0;
@@ -175,6 +178,14 @@ __global__ void __launch_bounds__(kRowThreads)
         if (lane == 0) args.row_scores[row] = score;
         continue;
       }
+      if (args.norm.is_given != 0) {
+        const auto* h3 = token.kept_h3 != 0
+                             ? reinterpret_cast<const uint4*>(token.kept_h3 + k * args.row_bytes)
+                             : out;
+        const float grad = pull_back_norm(h3, dy_row, score, args.norm.eps, num_vectors, lane, out);
+        if (lane == 0) token.scores[k] = grad;
+        continue;
+      }
       float sum = 0.0f;
       for (int vector = lane; vector < num_vectors; vector += 32) {
         const uint4 dy = dy_row[vector];
@@ -211,9 +222,8 @@ __device__ float dot_bias(const LeanScoreArgs& args, const uint4* dy, int row, i
     const PackedColumns<8> columns = unpack(dy[vector]);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const std::uint32_t word = columns.words[i / 2];
-      const float value = __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
-      sum = __fadd_rn(sum, __fmul_rn(value, bias_of(args.bias2, expert, vector * 8 + i)));
+      sum = __fadd_rn(
+          sum, __fmul_rn(column_of(columns, i), bias_of(args.bias2, expert, vector * 8 + i)));
     }
   }
   return sum;

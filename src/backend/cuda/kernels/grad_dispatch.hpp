@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backend/cuda/call_frame.hpp"
+#include "backend/cuda/kernels/norm_args.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 #include "backend/cuda/kernels/training_rows.hpp"
 #include "backend/cuda/published.hpp"
@@ -38,6 +39,7 @@ struct ListGroupsArgs {
   TileGroup* groups = nullptr;                 ///< [L]
   std::int32_t num_experts = 0;                ///< L
   std::int32_t num_ranks = 1;
+  std::int32_t is_normed = 0;
 };
 
 struct GradH3Args {
@@ -51,8 +53,9 @@ struct GradH3Args {
   std::int64_t dy_offset = 0;     ///< of dy in a dispatch window
   std::int64_t score_offset = 0;  ///< of scores in an id window; 0: a single rank, `scores` is used
   float* scores = nullptr;        ///< [T, K]
-  std::uint64_t grad_h3 = 0;      ///< BF16 [R, D]; holds h3 where the layer was computed again
-  float* row_scores = nullptr;    ///< [R] lean: grad_h3 becomes dy, and the row's score lies here
+  std::uint64_t grad_h3 = 0;      ///< BF16 [R, D]; holds h3 of rows that were computed again
+  NormArgs norm{};
+  float* row_scores = nullptr;  ///< [R] lean: grad_h3 becomes dy, and the row's score lies here
   std::int64_t row_bytes = 0;
   std::int32_t num_tokens = 0;
   std::int32_t top_k = 0;
@@ -85,10 +88,12 @@ bool fits_grad_dispatch(std::int64_t row_bytes);
 
 /// Call before the barrier PeerBarrier::kPublished, where there are peers.
 cudaError_t launch_publish_grad(const PublishGradArgs& args, int num_blocks, cudaStream_t stream);
-/// One group an expert, for every product of the backward; finds refusals of peers.
+/// One group an expert, for every product of the backward; finds refusals of peers. W13 and W2 have
+/// none where the slot kept what they make; a norm needs h3 of peers' routes, and so W2.
 cudaError_t launch_list_groups(const ListGroupsArgs& args, cudaStream_t stream);
 /// grad_h3[r] = bf16(dy[token of r] * score of r). Where h3 lies in that place first, the score is
-/// replaced by its gradient sum_d h3 dy.
+/// replaced by its gradient sum_d h3 dy. With a norm grad_h3 is taken back through it, from that h3
+/// or, of this rank's own routes, from what the slot keeps, and the score always replaced.
 cudaError_t launch_grad_h3(const GradH3Args& args, int num_blocks, cudaStream_t stream);
 /// The score's gradient, sum of its parts + sum_d dy bias2, takes the score's place, then
 /// grad_h3 = bf16(dy * score).

@@ -34,15 +34,14 @@ __device__ void write_grad_x(const GradReduceArgs& args, std::int64_t token, boo
       add_scaled(unpack(__ldcs(&rows[static_cast<std::int64_t>(k) * num_vectors + vector])), 1.0f,
                  sums);
     }
-    const PackedColumns<kColumns> rounded = round_columns(sums);
-    out[vector] = {rounded.words[0], rounded.words[1], rounded.words[2], rounded.words[3]};
+    out[vector] = vector_of(round_columns(sums));
   }
 }
 
 __device__ float score_gradient(const GradReduceArgs& args, std::int64_t token, int k, int lane) {
   const std::int64_t route = token * args.top_k + k;
   const std::uint64_t kept_h3 = args.training->kept_h3;
-  if (kept_h3 == 0) return args.score_grads[route];
+  if (kept_h3 == 0 || args.is_normed != 0) return args.score_grads[route];
   const int num_vectors = args.hidden_dim / kColumns;
   const auto* h3 = reinterpret_cast<const uint4*>(kept_h3) + route * num_vectors;
   const auto* dy = reinterpret_cast<const uint4*>(args.dy + token * args.dy_stride_bytes);

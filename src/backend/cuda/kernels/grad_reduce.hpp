@@ -16,13 +16,15 @@ struct GradReduceArgs {
   const TrainingFrame* training = nullptr;
   std::uint64_t route_grads = 0;       ///< BF16 [T, K, D]
   const std::int32_t* ids = nullptr;   ///< [T, K] of the forward
-  const float* score_grads = nullptr;  ///< [T, K] of a layer that was computed again
+  /// [T, K] of a layer that was computed again, or has a norm.
+  const float* score_grads = nullptr;
   std::uint64_t dy = 0;                ///< BF16 [T, D]
   std::int64_t dy_stride_bytes = 0;
   std::uint64_t grad_x = 0;  ///< BF16 [T, D]; 0: not asked for
   std::int64_t grad_x_stride_bytes = 0;
   void* grad_scores = nullptr;  ///< [T, K]; null: not asked for
   std::int32_t grad_scores_are_bf16 = 0;
+  std::int32_t is_normed = 0;
   std::int32_t num_tokens = 0;
   std::int32_t top_k = 0;
   std::int32_t hidden_dim = 0;  ///< a multiple of 8

@@ -27,9 +27,12 @@ bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, std::int64_t
   return encode_map(encode, w2.data, dims, strides, box, true, map);
 }
 
+cudaError_t prepare_w13_saving() {
+  return prepare_grouped_gemms<W13SavingPolicy<false>, W13SavingPolicy<true>>();
+}
+
 cudaError_t prepare_grad_gemm() {
-  return prepare_grouped_gemms<W13SavingPolicy<false>, W13SavingPolicy<true>, W2DgradPolicy<false>,
-                               W2DgradPolicy<true>, W2LeanDgradPolicy<false>,
+  return prepare_grouped_gemms<W2DgradPolicy<false>, W2DgradPolicy<true>, W2LeanDgradPolicy<false>,
                                W2LeanDgradPolicy<true>, W13DgradPolicy>();
 }
 

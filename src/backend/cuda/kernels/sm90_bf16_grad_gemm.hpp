@@ -23,6 +23,7 @@ bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, std::int64_t
                             CUtensorMap* map);
 
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
+cudaError_t prepare_w13_saving();
 cudaError_t prepare_grad_gemm();
 
 /// As launch_w13_swiglu, and *args.h1 is where h1 goes.

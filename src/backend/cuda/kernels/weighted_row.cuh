@@ -22,6 +22,16 @@ __device__ __forceinline__ PackedColumns<8> unpack(const uint4& vector) {
 __device__ __forceinline__ PackedColumns<4> unpack(const uint2& vector) {
   return {{vector.x, vector.y}};
 }
+__device__ __forceinline__ uint4 vector_of(const PackedColumns<8>& row) {
+  return {row.words[0], row.words[1], row.words[2], row.words[3]};
+}
+
+/// Column i of those that a thread reads.
+template <int kColumns>
+__device__ __forceinline__ float column_of(const PackedColumns<kColumns>& row, int i) {
+  const std::uint32_t word = row.words[i / 2];
+  return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xFFFF0000u);
+}
 
 /// sums += fp32(row) * score
 template <int kColumns>

@@ -110,11 +110,13 @@ constexpr LaunchShape few_rows_launch(std::int64_t blocks) {
   return {blocks, kGemmThreads, static_cast<std::int32_t>(sizeof(FewRowsStorage))};
 }
 
-/// A block a token; score and id of each route in shared memory.
-constexpr LaunchShape combine_launch(std::int64_t num_tokens, std::int64_t top_k) {
-  return {
-      num_tokens, kCombineThreads,
-      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + sizeof(std::int32_t)))};
+/// A block a token; score and id of each route in shared memory, and with a norm what its row is
+/// multiplied by.
+constexpr LaunchShape combine_launch(std::int64_t num_tokens, std::int64_t top_k,
+                                     bool is_normed = false) {
+  constexpr int kBytes = static_cast<int>(sizeof(float) + sizeof(std::int32_t));
+  const int norm_bytes = is_normed ? static_cast<int>(sizeof(float)) : 0;
+  return {num_tokens, kCombineThreads, static_cast<std::int32_t>(top_k * (kBytes + norm_bytes))};
 }
 
 /// A block a token; of each route score, row, owner and a place in the list of ranks, whose length
