@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Forward and backward as one node of PyTorch's eager autograd, for callers with code in between.
+
+`EagerCall` is what such a caller changes: the weights before they are used, where gradients go.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import distmoe
+
+WEIGHT_NAMES = ("w13", "w2", "bias13", "bias2")
+
+
+def stream_of(tensor: torch.Tensor) -> int:
+    """PyTorch's current stream where the tensor is; 0 on the CPU."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+
+
+def needs_backward(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+class EagerCall:
+    """One call and its backward, on `context`, with the options of the forward."""
+
+    def __init__(self, context: distmoe.Context, **options) -> None:
+        self.context = context
+        self.options = options
+
+    def weights(self, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """The weights to compute with; asked in the forward and again in the backward."""
+        return given
+
+    def destinations(
+        self, used: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, torch.Tensor], set[str]]:
+        """Where the gradients of `used` weights are written, and the names of those added to."""
+        dtype = getattr(torch, _DTYPE_OF[self.context.config.wgrad_dtype or "bf16"])
+        places = {
+            name: torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+            for name, weight in used.items()
+        }
+        return places, set()
+
+    def deliver(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The gradients that autograd gets."""
+        return gradients
+
+    def finish(self) -> None:
+        """The backward is done."""
+
+
+_DTYPE_OF = {"bf16": "bfloat16", "fp32": "float32"}
+
+
+def run(
+    call: EagerCall,
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_scores: torch.Tensor,
+    *weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """y of a call without backward."""
+    used = call.weights(*weights)
+    y = torch.empty_like(x)
+    distmoe.routed_experts(
+        call.context,
+        *_detached(x, topk_ids, topk_scores, *used[:2]),
+        y,
+        bias13=_detached(used[2])[0],
+        bias2=_detached(used[3])[0],
+        stream=stream_of(x),
+        **call.options,
+    )
+    return y
+
+
+def _detached(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [tensor if tensor is None else tensor.detach() for tensor in tensors]
+
+
+class SavingExperts(torch.autograd.Function):
+    """y, and the gradients of x, the scores and the weights."""
+
+    @staticmethod
+    def forward(ctx, call, x, topk_ids, topk_scores, w13, w2, bias13, bias2):
+        used = call.weights(w13, w2, bias13, bias2)
+        y = torch.empty_like(x)
+        ctx.saved_forward = distmoe.saving_routed_experts(
+            call.context,
+            *_detached(x, topk_ids, topk_scores, *used[:2]),
+            y,
+            bias13=_detached(used[2])[0],
+            bias2=_detached(used[3])[0],
+            stream=stream_of(x),
+            **call.options,
+        )
+        ctx.call = call
+        ctx.scores_like = (topk_scores.shape, topk_scores.dtype)
+        ctx.save_for_backward(w13, w2, bias13, bias2)
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_y):
+        call, needs = ctx.call, ctx.needs_input_grad
+        given = ctx.saved_tensors
+        used = dict(zip(WEIGHT_NAMES, call.weights(*given)))
+        wanted = {name: used[name] for name, need in zip(WEIGHT_NAMES, needs[4:]) if need}
+        places, added = call.destinations(wanted)
+        dy = grad_y.contiguous()
+        grad_x = torch.empty_like(dy) if needs[1] else None
+        shape, dtype = ctx.scores_like
+        grad_scores = torch.empty(shape, dtype=dtype, device=dy.device) if needs[3] else None
+        distmoe.routed_experts_backward(
+            call.context,
+            ctx.saved_forward,
+            dy,
+            **{name: _detached(weight)[0] for name, weight in used.items()},
+            grad_x=grad_x,
+            grad_scores=grad_scores,
+            **{f"grad_{name}": place for name, place in places.items()},
+            accumulate=added,
+            stream=stream_of(dy),
+        )
+        call.finish()
+        delivered = call.deliver(places)
+        weight_gradients = [
+            _as_argument(delivered.get(name), weight) for name, weight in zip(WEIGHT_NAMES, given)
+        ]
+        return None, grad_x, None, grad_scores, *weight_gradients
+
+
+def _as_argument(gradient, weight):
+    """A gradient in the shape of the argument that it belongs to."""
+    if gradient is None or gradient.shape == weight.shape:
+        return gradient
+    return gradient.reshape(weight.shape)

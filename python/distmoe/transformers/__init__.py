@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of Hugging Face transformers 5 models, run by distmoe.
+
+    import distmoe.transformers
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16,
+                                                 experts_implementation="distmoe")
+
+Importing this module registers the implementations that `NAMES` lists, one a precision.
+"""
+
+from transformers.integrations.moe import ExpertsInterface
+
+from distmoe.transformers.contexts import ExpertsOptions
+from distmoe.transformers.experts import make_experts_forward
+
+NAMES = {"distmoe": "bf16", "distmoe_mxfp8": "mxfp8", "distmoe_nvfp4": "nvfp4"}
+
+__all__ = ["NAMES", "ExpertsOptions", "register"]
+
+
+def register(name: str, options: ExpertsOptions) -> None:
+    """Makes `experts_implementation=name` run experts with `options`."""
+    ExpertsInterface.register(name, make_experts_forward(options))
+
+
+for _name, _precision in NAMES.items():
+    register(_name, ExpertsOptions(precision=_precision))

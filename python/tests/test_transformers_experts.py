@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes, contexts and refusals of distmoe's experts in a transformers model."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+
+import distmoe
+from distmoe.transformers import ExpertsOptions, register
+from distmoe.transformers.experts import _POOL_OF_MODULE
+from hf_models import experts_modules, gradients_of, load, loss_of, save_random_olmoe
+from layer import same_bits
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_random_olmoe(tmp_path_factory.mktemp("olmoe"))
+
+
+@pytest.fixture
+def model(folder):
+    return load(folder, "distmoe")
+
+
+def text(num_tokens, seed=3):
+    return torch.randint(64, (2, num_tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def pool_of(model):
+    pools = {id(_POOL_OF_MODULE[module][0]): _POOL_OF_MODULE[module][0] for module in experts_modules(model)}
+    assert len(pools) == 1  # the layers of a model share their contexts
+    return next(iter(pools.values()))
+
+
+def assert_same_gradients(left, right):
+    assert left.keys() == right.keys() and len(left) > 10
+    for name, gradient in left.items():
+        assert same_bits(gradient, right[name]), name
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_passes_may_wait_for_their_backwards_in_any_order(model, order):
+    texts = [text(9, seed=4), text(14, seed=5)]
+    alone = [gradients_of(model, each) for each in texts]
+    losses = [loss_of(model, each) for each in texts]
+    for index in order:
+        model.zero_grad()
+        losses[index].backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        assert_same_gradients(gradients, alone[index])
+    assert len(pool_of(model)._passes) == 2
+
+
+def test_a_loss_without_backward_costs_nothing_later(model):
+    expected = gradients_of(model, text(9))
+    for _ in range(3):
+        loss_of(model, text(9, seed=6))
+    assert_same_gradients(gradients_of(model, text(9)), expected)
+    assert len(pool_of(model)._passes) == 1
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpointing_changes_no_bit(model, use_reentrant):
+    expected = gradients_of(model, text(9))
+    model.train()
+    model.activation_checkpointing_enable(dict(use_reentrant=use_reentrant))
+    for _ in range(2):
+        assert_same_gradients(gradients_of(model, text(9)), expected)
+    assert len(pool_of(model)._passes) <= 2
+
+
+def test_the_slot_factor_changes_no_bit(folder, model):
+    register("distmoe_recomputed", ExpertsOptions(activation_slot_capacity_factor=0.0))
+    recomputed = load(folder, "distmoe_recomputed")
+    assert_same_gradients(gradients_of(recomputed, text(9)), gradients_of(model, text(9)))
+    contexts = [pool_of(each)._passes[-1].context for each in (recomputed, model)]
+    assert [context.last_call().is_recomputed for context in contexts] == [True, False]
+    assert contexts[0].allocated_bytes < contexts[1].allocated_bytes
+
+
+def test_contexts_grow_and_go_with_the_model(folder):
+    model = load(folder, "distmoe")
+    with torch.no_grad():
+        for num_tokens in (3, 40, 5):
+            loss_of(model, text(num_tokens))
+    pool = pool_of(model)
+    assert pool._forward_only.config.max_tokens == 128  # of 80 tokens
+    assert pool._forward_only.config.inference and not pool._passes
+    context = weakref.ref(pool._forward_only)
+    del pool, model
+    gc.collect()
+    assert context() is None
+
+
+def test_generation_agrees_with_the_stock_experts(folder, model):
+    prompt = text(6)
+    arguments = dict(max_new_tokens=5, do_sample=False, use_cache=True)
+    stock = load(folder, "grouped_mm").generate(prompt, **arguments)
+    assert torch.equal(model.generate(prompt, **arguments), stock)
+
+
+def test_a_model_is_copied_with_experts_of_its_own(model):
+    expected = gradients_of(model, text(9))
+    twin = copy.deepcopy(model)
+    assert_same_gradients(gradients_of(twin, text(9)), expected)
+    assert pool_of(twin) is not pool_of(model)
+
+
+def test_frozen_experts_get_no_gradient_and_pass_it_on(folder, model):
+    expected = gradients_of(model, text(9))
+    for module in experts_modules(model):
+        module.requires_grad_(False)
+    gradients = gradients_of(model, text(9))
+    assert set(expected) - set(gradients) == {name for name in expected if ".experts." in name}
+    for name, gradient in gradients.items():
+        assert same_bits(gradient, expected[name]), name
+
+
+def test_experts_of_other_ranks_add_nothing(model):
+    loss_of(model, text(3)).backward()
+    module = experts_modules(model)[0]
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(7)).bfloat16()
+    ids = torch.tensor([[0, 6, 2], [6, 6, 6], [5, 1, 6], [3, 4, 0], [6, 2, 1]])
+    scores = torch.rand(5, 3, generator=torch.Generator().manual_seed(8)) + 0.1
+    here = ids < 6
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"topk_ids\[0, 1\] is 6; legal are 0 to 5"):
+            module(x, ids, scores)
+        expected = module(x, ids.where(here, 0), scores.where(here, 0.0))
+        module._is_expert_parallel = True
+        assert torch.equal(module(x, ids, scores), expected)
+        assert not module(x, ids, scores)[1].any()
+
+
+def test_fp32_needs_autocast(folder):
+    model = load(folder, "distmoe", torch.float32)
+    message = r"OlmoeExperts got torch.float32 \[18, 32\]; distmoe computes in torch.bfloat16"
+    with pytest.raises(ValueError, match=message):
+        loss_of(model, text(9))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = loss_of(model, text(9))
+    loss.backward()
+    exact = loss_of(load(folder, "eager", torch.float32), text(9))
+    assert abs(float(loss.detach() - exact.detach())) < 0.05
+    assert {p.grad.dtype for p in model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("change", ["activation", "norm", "gate"])
+def test_what_distmoe_cannot_run_is_refused(model, change):
+    module = experts_modules(model)[0]
+    if change == "activation":
+        module.act_fn = torch.nn.GELU()
+        message = "OlmoeExperts computes another activation than swiglu and swiglu_clamped"
+    elif change == "norm":
+        module.has_post_expert_norm = True
+        message = "OlmoeExperts has a norm after each expert, which distmoe cannot run"
+    else:
+        module.has_gate = False
+        message = "OlmoeExperts has no gate, which distmoe cannot run"
+    with pytest.raises(distmoe.UnsupportedError, match=message):
+        loss_of(model, text(9))
+
+
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_a_precision_that_this_build_lacks_is_unsupported(folder, precision):
+    model = load(folder, f"distmoe_{precision}")
+    with torch.no_grad(), pytest.raises(distmoe.UnsupportedError, match="this version computes in bf16 only"):
+        loss_of(model, text(9))
+
+
+def test_a_loaded_model_switches(folder, model):
+    switched = load(folder, "eager")
+    loss_of(switched, text(9))
+    switched.set_experts_implementation("distmoe")
+    assert_same_gradients(gradients_of(switched, text(9)), gradients_of(model, text(9)))
