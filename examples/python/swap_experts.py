@@ -4,8 +4,8 @@
 python examples/python/swap_experts.py testdata/qwen3moe README.md
 python examples/python/swap_experts.py MODEL TEXT --implementations grouped_mm distmoe --train
 
-The text is read as bytes, which are the vocabulary of the checkpoints in testdata/; a model that has a
-tokenizer reads it with that.
+The text is read as bytes, which are the vocabulary of the checkpoints in testdata/; a model that has
+a tokenizer reads it with that.
 """
 
 import argparse
@@ -50,7 +50,8 @@ def main() -> None:
         start = time.perf_counter()
         loss = run(model, tokens, arguments.train)
         seconds = time.perf_counter() - start
-        print(f"{implementation}: {loss:.4f} nats a token, {seconds:.3f} s, {tokens.numel()} tokens")
+        size = tokens.numel()
+        print(f"{implementation}: {loss:.4f} nats a token, {seconds:.3f} s, {size} tokens")
 
 
 if __name__ == "__main__":

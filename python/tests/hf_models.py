@@ -67,4 +67,4 @@ def gradients_of(model, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def experts_modules(model) -> list[torch.nn.Module]:
-    return [module for module in model.modules() if hasattr(module, "gate_up_proj") and hasattr(module, "has_gate")]
+    return [module for module in model.modules() if hasattr(module, "has_gate")]

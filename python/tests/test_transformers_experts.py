@@ -30,9 +30,9 @@ def text(num_tokens, seed=3):
 
 
 def pool_of(model):
-    pools = {id(_POOL_OF_MODULE[module][0]): _POOL_OF_MODULE[module][0] for module in experts_modules(model)}
-    assert len(pools) == 1  # the layers of a model share their contexts
-    return next(iter(pools.values()))
+    first, *others = [_POOL_OF_MODULE[module][0] for module in experts_modules(model)]
+    assert others and all(pool is first for pool in others)  # the layers of a model share contexts
+    return first
 
 
 def assert_same_gradients(left, right):
@@ -167,7 +167,8 @@ def test_what_distmoe_cannot_run_is_refused(model, change):
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
 def test_a_precision_that_this_build_lacks_is_unsupported(folder, precision):
     model = load(folder, f"distmoe_{precision}")
-    with torch.no_grad(), pytest.raises(distmoe.UnsupportedError, match="this version computes in bf16 only"):
+    message = "this version computes in bf16 only"
+    with torch.no_grad(), pytest.raises(distmoe.UnsupportedError, match=message):
         loss_of(model, text(9))
 
 

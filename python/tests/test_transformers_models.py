@@ -4,7 +4,15 @@
 import pytest
 import torch
 
-from hf_models import CHECKPOINTS, checkpoint, gradients_of, load, loss_of, save_random_olmoe, tokens_of
+from hf_models import (
+    CHECKPOINTS,
+    checkpoint,
+    gradients_of,
+    load,
+    loss_of,
+    save_random_olmoe,
+    tokens_of,
+)
 from layer import relative_error
 
 

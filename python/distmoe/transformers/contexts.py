@@ -91,7 +91,8 @@ class Lease(EagerCall):
 class ContextPool:
     """Contexts of one geometry, made when they are needed."""
 
-    def __init__(self, geometry: Geometry, options: ExpertsOptions) -> None:
+    def __init__(self, geometry: Geometry, options: ExpertsOptions, model_config: object) -> None:
+        self.model_config = model_config  # kept, so that its identity stays the model's
         self.geometry = geometry
         self.options = options
         self._forward_only: distmoe.Context | None = None

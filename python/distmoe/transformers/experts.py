@@ -80,11 +80,10 @@ def _pool_of(
     top_k: int,
 ) -> ContextPool:
     w13, w2 = weights[:2]
-    known = _POOL_OF_MODULE.get(module)
-    if known is not None:
-        pool, facts = known
-        if facts == (options, w13.shape, w2.shape, w13.device, top_k):
-            return pool
+    facts = (options, w13.shape, w2.shape, w13.device, top_k)
+    pool, known = _POOL_OF_MODULE.get(module, (None, None))
+    if facts == known:
+        return pool
     geometry = Geometry(
         hidden_dim=w2.shape[1],
         intermediate_dim=w2.shape[2],
@@ -94,12 +93,11 @@ def _pool_of(
         gate=gate_of(module, w2.shape[2]),
         device=w13.device,
     )
-    # The module's config is the model's: its identity tells models apart, and the pool keeps it.
+    # The module's config is the model's, whose identity tells models apart.
     key = (id(module.config), geometry, options)
     pool = _POOLS.get(key)
     if pool is None:
-        pool = ContextPool(geometry, options)
-        pool.model_config = module.config
+        pool = ContextPool(geometry, options, module.config)
         _POOLS[key] = pool
-    _POOL_OF_MODULE[module] = (pool, (options, w13.shape, w2.shape, w13.device, top_k))
+    _POOL_OF_MODULE[module] = (pool, facts)
     return pool

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of distmoe's activations an experts module computes between its two products.
 
-transformers says it in code (`_apply_gate`, `act_fn`), which models override. So the module is asked:
-its answer to a few rows must be that of one of distmoe's activations, in FP32, or it is refused.
+transformers says it in code (`_apply_gate`, `act_fn`), which models override. So the module is
+asked: its answer to a few rows must be that of one of distmoe's activations, in FP32, or it is
+refused.
 """
 
 from __future__ import annotations
