@@ -4,18 +4,16 @@
 #include <algorithm>
 
 #include "core/simd.hpp"
+#include "formats/block_runs.hpp"
 #include "formats/block_scales.hpp"
 
 namespace distmoe {
-namespace {
 
 DISTMOE_SIMD_CLONES std::uint16_t amax_bits(const BF16* values, std::int64_t count) {
   std::uint16_t amax = 0;
   for (std::int64_t i = 0; i < count; ++i) amax = std::max(amax, magnitude_bits(values[i]));
   return amax;
 }
-
-}  // namespace
 
 float amax_of(const BF16Rows& values) {
   std::uint16_t amax = 0;

@@ -17,17 +17,13 @@ namespace distmoe {
 /// Both nibbles of a byte of poisoned codes.
 inline constexpr std::uint8_t kPoisonByte = 0x77;
 
-/// count <= kBlock elements times `multiplier`, rounded to E2M1 and packed.
-template <std::int64_t kBlock>
-inline __attribute__((always_inline)) void encode_e2m1_block(const BF16* values, std::int64_t count,
-                                                             float multiplier, std::uint8_t* out) {
-  std::array<std::uint8_t, kBlock> codes{};
-  for (std::int64_t i = 0; i < count; ++i) {
-    codes[static_cast<std::size_t>(i)] = to_e2m1(to_float(values[i]) * multiplier).bits;
-  }
-  for (std::int64_t i = 0; i < (count + 1) / 2; ++i) {
-    const auto even = static_cast<std::size_t>(2 * i);
-    out[i] = pack_e2m1(E2M1{codes[even]}, E2M1{codes[even + 1]});
+/// `count` elements times `multiplier`, rounded to E2M1 and packed: the rest of a row.
+inline void encode_e2m1_rest(const BF16* values, std::int64_t count, float multiplier,
+                             std::uint8_t* codes) {
+  for (std::int64_t i = 0; i < count; i += 2) {
+    const E2M1 even = to_e2m1(to_float(values[i]) * multiplier);
+    const E2M1 odd = i + 1 < count ? to_e2m1(to_float(values[i + 1]) * multiplier) : E2M1{0};
+    codes[i / 2] = pack_e2m1(even, odd);
   }
 }
 
@@ -37,20 +33,20 @@ inline void poison_e2m1(std::uint8_t* out, std::int64_t count) {
   if (count % 2 != 0) out[count / 2] = kPoisonByte & 0xF;
 }
 
-/// Blocks of kBlock elements along the row: a table of 16 products serves a block.
-template <std::int64_t kBlock, typename Scale, typename Value>
+/// Blocks of Block elements along the row: a table of 16 products serves a block.
+template <std::int64_t Block, typename Scale, typename Value>
 void decode_fp4_rows(const BlockScaledView<const std::uint8_t, const Scale>& view,
                      const DecodedRows<Value>& out) {
   for (std::int64_t row = 0; row < out.num_rows; ++row) {
     const std::uint8_t* bytes = view.codes + row * view.code_stride;
     const Scale* scales = view.scales + row * view.scale_stride;
     Value* values = out.data + row * out.row_stride;
-    for (std::int64_t begin = 0; begin < out.num_cols; begin += kBlock) {
-      std::array<Value, 16> table;
+    for (std::int64_t begin = 0; begin < out.num_cols; begin += Block) {
+      std::array<Value, 16> table{};
       for (std::uint8_t code = 0; code < 16; ++code) {
-        table[code] = decoded<Value>(E2M1{code}, scales[begin / kBlock]);
+        table[code] = decoded<Value>(E2M1{code}, scales[begin / Block]);
       }
-      const std::int64_t end = std::min(begin + kBlock, out.num_cols);
+      const std::int64_t end = std::min(begin + Block, out.num_cols);
       for (std::int64_t col = begin; col < end; ++col) {
         const std::uint8_t byte = bytes[col / 2];
         values[col] = table[(col % 2 == 0 ? even_e2m1(byte) : odd_e2m1(byte)).bits];

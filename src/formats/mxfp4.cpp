@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
 
 #include "core/checked_math.hpp"
 #include "core/simd.hpp"
+#include "formats/block_encoders.hpp"
+#include "formats/block_runs.hpp"
 #include "formats/fp4_rows.hpp"
 
 namespace distmoe {
@@ -14,29 +15,40 @@ namespace {
 
 constexpr std::int64_t kBlock = kMxfp4BlockSize;
 
-inline __attribute__((always_inline)) void quantise_block(const BF16* values, std::int64_t count,
-                                                          std::uint8_t* codes, E8M0* scale) {
-  std::uint16_t amax = 0;
-  for (std::int64_t i = 0; i < count; ++i) amax = std::max(amax, magnitude_bits(values[i]));
-  *scale = mxfp4_scale(to_float(BF16{amax}));
-  if (scale->bits == kE8M0NaN.bits) return poison_e2m1(codes, count);
-  encode_e2m1_block<kBlock>(values, count, reciprocal(*scale), codes);
+DISTMOE_SIMD_CLONES void find_scales(const BF16* amax, std::int64_t count, E8M0* scales,
+                                     float* multipliers) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    scales[i] = mxfp4_scale(to_float(amax[i]));
+    multipliers[i] = scales[i].bits == kE8M0NaN.bits ? 0.0f : reciprocal(scales[i]);
+  }
 }
 
-DISTMOE_SIMD_CLONES void quantise_row(const BF16* values, std::int64_t num_cols,
-                                      std::uint8_t* codes, E8M0* scales) {
-  std::int64_t col = 0;
-  for (; col + kBlock <= num_cols; col += kBlock) {
-    quantise_block(values + col, kBlock, codes + col / 2, scales++);
-  }
-  if (col < num_cols) quantise_block(values + col, num_cols - col, codes + col / 2, scales);
+void quantise_row(const BlockEncoders& encoders, const BF16* values, std::int64_t num_cols,
+                  std::uint8_t* codes, E8M0* scales) {
+  for_each_run<kBlock>(encoders, values, num_cols, [&](const BlockRun& run) {
+    E8M0* run_scales = scales + run.begin / kBlock;
+    std::uint8_t* run_codes = codes + run.begin / 2;
+    std::array<float, kBlocksPerRun> multipliers{};
+    find_scales(run.amax, run.num_blocks, run_scales, multipliers.data());
+    encoders.e2m1_blocks32(values + run.begin, run.num_whole_blocks, multipliers.data(), run_codes);
+    const std::int64_t rest = run.num_whole_blocks * kBlock;
+    encode_e2m1_rest(values + run.begin + rest, run.num_rest,
+                     multipliers[static_cast<std::size_t>(run.num_blocks - 1)],
+                     run_codes + rest / 2);
+    for (std::int64_t block = 0; block < run.num_blocks; ++block) {
+      if (run_scales[block].bits != kE8M0NaN.bits) continue;
+      const bool is_whole = block < run.num_whole_blocks;
+      poison_e2m1(run_codes + block * kMxfp4BlockBytes, is_whole ? kBlock : run.num_rest);
+    }
+  });
 }
 
 }  // namespace
 
 void quantise_mxfp4(const BF16Rows& values, const Mxfp4View& out) {
+  const BlockEncoders& encoders = block_encoders();
   for (std::int64_t row = 0; row < values.num_rows; ++row) {
-    quantise_row(values.data + row * values.row_stride, values.num_cols,
+    quantise_row(encoders, values.data + row * values.row_stride, values.num_cols,
                  out.codes + row * out.code_stride, out.scales + row * out.scale_stride);
   }
   for (std::int64_t i = 0; i < values.num_padding_rows; ++i) {

@@ -3,112 +3,67 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "core/checked_math.hpp"
 #include "core/simd.hpp"
+#include "formats/block_encoders.hpp"
+#include "formats/block_runs.hpp"
 
 namespace distmoe {
 namespace {
 
 constexpr std::int64_t kBlock = kMxfp8BlockSize;
-/// Columns that are quantised together: their 32 rows stay in a core's first cache.
-constexpr std::int64_t kSlab = 256;
+/// Columns that are quantised together: their 32 rows stay in a core's second cache, and each row
+/// is long enough that the processor foresees the reading and writing of memory.
+constexpr std::int64_t kSlab = 4096;
+constexpr std::array<BF16, kSlab> kZeros{};
 
-/// What the elements of a block have in common. `keep` is 0 and `fill` the NaN code where the scale
-/// is NaN.
-struct BlockRule {
-  float multiplier;
-  std::uint8_t keep;
-  std::uint8_t fill;
-};
-
-inline BlockRule rule_of(E8M0 scale) {
-  const bool is_nan = scale.bits == kE8M0NaN.bits;
-  return {is_nan ? 0.0f : reciprocal(scale), static_cast<std::uint8_t>(is_nan ? 0 : 0xFF),
-          static_cast<std::uint8_t>(is_nan ? kE4M3NaN.bits : 0)};
+DISTMOE_SIMD_CLONES void find_scales(const BF16* amax, std::int64_t count, E8M0* scales) {
+  for (std::int64_t i = 0; i < count; ++i) scales[i] = mxfp8_scale(to_float(amax[i]));
 }
 
-inline E4M3 encode(BF16 value, float multiplier, std::uint8_t keep, std::uint8_t fill) {
-  const E4M3 code = to_e4m3(to_float(value) * multiplier);
-  return E4M3{static_cast<std::uint8_t>((code.bits & keep) | fill)};
+void quantise_row(const BlockEncoders& encoders, const BF16* values, std::int64_t num_cols,
+                  E4M3* codes, E8M0* scales) {
+  for_each_run<kBlock>(encoders, values, num_cols, [&](const BlockRun& run) {
+    const std::int64_t first = run.begin / kBlock;
+    find_scales(run.amax, run.num_blocks, scales + first);
+    encoders.e4m3_blocks(values + run.begin, run.num_whole_blocks, scales + first,
+                         codes + run.begin);
+    if (run.num_rest > 0) {
+      const std::int64_t rest = run.begin + run.num_whole_blocks * kBlock;
+      std::array<E8M0, kBlock> of_rest{};
+      of_rest.fill(scales[rest / kBlock]);
+      encoders.e4m3_columns(values + rest, run.num_rest, of_rest.data(), codes + rest);
+    }
+  });
 }
 
-inline E8M0 scale_of(std::uint16_t amax_bits) { return mxfp8_scale(to_float(BF16{amax_bits})); }
-
-inline __attribute__((always_inline)) void quantise_block(const BF16* values, std::int64_t count,
-                                                          E4M3* codes, E8M0* scale) {
-  std::uint16_t amax = 0;
-  for (std::int64_t i = 0; i < count; ++i) amax = std::max(amax, magnitude_bits(values[i]));
-  *scale = scale_of(amax);
-  const BlockRule rule = rule_of(*scale);
-  for (std::int64_t i = 0; i < count; ++i) {
-    codes[i] = encode(values[i], rule.multiplier, rule.keep, rule.fill);
-  }
-}
-
-DISTMOE_SIMD_CLONES void quantise_row(const BF16* values, std::int64_t num_cols, E4M3* codes,
-                                      E8M0* scales) {
-  std::int64_t col = 0;
-  for (; col + kBlock <= num_cols; col += kBlock) {
-    quantise_block(values + col, kBlock, codes + col, scales++);
-  }
-  if (col < num_cols) quantise_block(values + col, num_cols - col, codes + col, scales);
-}
-
-/// 32 rows, or as many as there are, of `num_cols` <= kSlab columns. `num_values` of the rows lie
-/// in memory, the others are zeros.
+/// 32 rows, or as many as there are, of `num_cols` <= kSlab columns.
 struct Band {
-  const BF16* values;
-  std::int64_t row_stride;
-  std::int64_t num_values;
-  std::int64_t num_rows;
-  std::int64_t num_cols;
-  E4M3* codes;
-  std::int64_t code_stride;
+  CodedRows in_memory;
+  CodedRows padding;  ///< zeros behind them
+  std::int64_t num_cols = 0;
+  std::int64_t num_cols_behind = 0;  ///< of the next slab
 };
 
-struct BandRules {
-  std::array<float, kSlab> multiplier;
-  std::array<std::uint8_t, kSlab> keep;
-  std::array<std::uint8_t, kSlab> fill;
-};
-
-DISTMOE_SIMD_CLONES void find_amax(const Band& band, std::uint16_t* amax) {
-  for (std::int64_t row = 0; row < band.num_values; ++row) {
-    const BF16* values = band.values + row * band.row_stride;
+/// As BF16 without a sign, one for each column.
+DISTMOE_SIMD_CLONES void find_amax(const Band& band, BF16* amax) {
+  for (std::int64_t row = 0; row < band.in_memory.num_rows; ++row) {
+    const BF16* values = band.in_memory.values + row * band.in_memory.row_stride;
     for (std::int64_t col = 0; col < band.num_cols; ++col) {
-      amax[col] = std::max(amax[col], magnitude_bits(values[col]));
+      amax[col].bits = std::max(amax[col].bits, magnitude_bits(values[col]));
     }
   }
 }
 
-DISTMOE_SIMD_CLONES void find_rules(const std::uint16_t* amax, std::int64_t num_cols, E8M0* scales,
-                                    BandRules& rules) {
-  for (std::int64_t col = 0; col < num_cols; ++col) {
-    const E8M0 scale = scale_of(amax[col]);
-    const BlockRule rule = rule_of(scale);
-    scales[col] = scale;
-    rules.multiplier[static_cast<std::size_t>(col)] = rule.multiplier;
-    rules.keep[static_cast<std::size_t>(col)] = rule.keep;
-    rules.fill[static_cast<std::size_t>(col)] = rule.fill;
+/// `scales` has one for each column.
+void encode_band(const BlockEncoders& encoders, const Band& band, const E8M0* scales) {
+  for (std::int64_t row = 0; row < band.in_memory.num_rows; ++row) {
+    prefetch(band.in_memory.values + row * band.in_memory.row_stride + band.num_cols,
+             band.num_cols_behind * static_cast<std::int64_t>(sizeof(BF16)));
   }
-}
-
-DISTMOE_SIMD_CLONES void encode_band(const Band& band, const BandRules& rules) {
-  const float* multiplier = rules.multiplier.data();
-  const std::uint8_t* keep = rules.keep.data();
-  const std::uint8_t* fill = rules.fill.data();
-  for (std::int64_t row = 0; row < band.num_values; ++row) {
-    const BF16* values = band.values + row * band.row_stride;
-    E4M3* codes = band.codes + row * band.code_stride;
-    for (std::int64_t col = 0; col < band.num_cols; ++col) {
-      codes[col] = encode(values[col], multiplier[col], keep[col], fill[col]);
-    }
-  }
-  for (std::int64_t row = band.num_values; row < band.num_rows; ++row) {
-    std::memcpy(band.codes + row * band.code_stride, fill, static_cast<std::size_t>(band.num_cols));
-  }
+  encoders.e4m3_rows(band.in_memory, band.num_cols, scales);
+  encoders.e4m3_rows(band.padding, band.num_cols, scales);
 }
 
 /// Walks the bands of 32 rows, and in each of them slabs of columns.
@@ -119,13 +74,14 @@ void for_each_band(const BF16Rows& values, const Mxfp8View& out, const Visit& vi
     const std::int64_t rows = std::min(kBlock, num_rows - row);
     const std::int64_t in_memory = std::clamp(values.num_rows - row, std::int64_t{0}, rows);
     for (std::int64_t col = 0; col < values.num_cols; col += kSlab) {
-      const Band band{in_memory > 0 ? values.data + row * values.row_stride + col : nullptr,
-                      values.row_stride,
-                      in_memory,
-                      rows,
+      E4M3* codes = out.codes + row * out.code_stride + col;
+      const BF16* first =
+          in_memory > 0 ? values.data + row * values.row_stride + col : kZeros.data();
+      const Band band{{first, values.row_stride, in_memory, codes, out.code_stride},
+                      {kZeros.data(), 0, rows - in_memory, codes + in_memory * out.code_stride,
+                       out.code_stride},
                       std::min(kSlab, values.num_cols - col),
-                      out.codes + row * out.code_stride + col,
-                      out.code_stride};
+                      std::clamp(values.num_cols - col - kSlab, std::int64_t{0}, kSlab)};
       visit(band, out.scales + row / kBlock * out.scale_stride, col);
     }
   }
@@ -188,8 +144,9 @@ std::int64_t scale_row_bytes(BlockShape shape, std::int64_t num_cols) {
 }  // namespace
 
 void quantise_mxfp8_rows(const BF16Rows& values, const Mxfp8View& out) {
+  const BlockEncoders& encoders = block_encoders();
   for (std::int64_t row = 0; row < values.num_rows; ++row) {
-    quantise_row(values.data + row * values.row_stride, values.num_cols,
+    quantise_row(encoders, values.data + row * values.row_stride, values.num_cols,
                  out.codes + row * out.code_stride, out.scales + row * out.scale_stride);
   }
   for (std::int64_t i = 0; i < values.num_padding_rows; ++i) {
@@ -200,31 +157,29 @@ void quantise_mxfp8_rows(const BF16Rows& values, const Mxfp8View& out) {
 }
 
 void quantise_mxfp8_columns(const BF16Rows& values, const Mxfp8View& out) {
-  for_each_band(values, out, [](const Band& band, E8M0* scales, std::int64_t col) {
-    std::array<std::uint16_t, kSlab> amax{};
-    BandRules rules;
+  const BlockEncoders& encoders = block_encoders();
+  for_each_band(values, out, [&](const Band& band, E8M0* scales, std::int64_t col) {
+    std::array<BF16, kSlab> amax{};
     find_amax(band, amax.data());
-    find_rules(amax.data(), band.num_cols, scales + col, rules);
-    encode_band(band, rules);
+    find_scales(amax.data(), band.num_cols, scales + col);
+    encode_band(encoders, band, scales + col);
   });
 }
 
 void quantise_mxfp8_tiles(const BF16Rows& values, const Mxfp8View& out) {
-  for_each_band(values, out, [](const Band& band, E8M0* scales, std::int64_t col) {
-    std::array<std::uint16_t, kSlab> amax{};
-    BandRules rules;
+  const BlockEncoders& encoders = block_encoders();
+  for_each_band(values, out, [&](const Band& band, E8M0* scales, std::int64_t col) {
+    std::array<BF16, kSlab> amax{};
     find_amax(band, amax.data());
-    std::array<E8M0, kSlab> of_column;
+    for_each_run<kBlock>(encoders, amax.data(), band.num_cols, [&](const BlockRun& run) {
+      find_scales(run.amax, run.num_blocks, scales + (col + run.begin) / kBlock);
+    });
+    std::array<E8M0, kSlab> of_column{};
     for (std::int64_t begin = 0; begin < band.num_cols; begin += kBlock) {
-      const auto first = amax.begin() + begin;
-      const auto last = amax.begin() + std::min(begin + kBlock, band.num_cols);
-      std::fill(first, last, *std::max_element(first, last));
+      std::fill_n(of_column.begin() + begin, std::min(kBlock, band.num_cols - begin),
+                  scales[(col + begin) / kBlock]);
     }
-    find_rules(amax.data(), band.num_cols, of_column.data(), rules);
-    for (std::int64_t begin = 0; begin < band.num_cols; begin += kBlock) {
-      scales[(col + begin) / kBlock] = of_column[static_cast<std::size_t>(begin)];
-    }
-    encode_band(band, rules);
+    encode_band(encoders, band, of_column.data());
   });
 }
 

@@ -6,6 +6,8 @@
 
 #include "core/checked_math.hpp"
 #include "core/simd.hpp"
+#include "formats/block_encoders.hpp"
+#include "formats/block_runs.hpp"
 #include "formats/fp4_rows.hpp"
 
 namespace distmoe {
@@ -13,22 +15,32 @@ namespace {
 
 constexpr std::int64_t kBlock = kNvfp4BlockSize;
 
-inline __attribute__((always_inline)) void quantise_block(const BF16* values, std::int64_t count,
-                                                          float factor, std::uint8_t* codes,
-                                                          E4M3* scale) {
-  std::uint16_t amax = 0;
-  for (std::int64_t i = 0; i < count; ++i) amax = std::max(amax, magnitude_bits(values[i]));
-  *scale = nvfp4_scale(to_float(BF16{amax}), factor);
-  encode_e2m1_block<kBlock>(values, count, nvfp4_multiplier(factor, *scale), codes);
+DISTMOE_SIMD_CLONES void find_scales(const BF16* amax, std::int64_t count, float factor,
+                                     E4M3* scales, float* multipliers) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    scales[i] = nvfp4_scale(to_float(amax[i]), factor);
+    multipliers[i] = nvfp4_multiplier(factor, scales[i]);
+  }
 }
 
-DISTMOE_SIMD_CLONES void quantise_row(const BF16* values, std::int64_t num_cols, float factor,
-                                      std::uint8_t* codes, E4M3* scales) {
-  std::int64_t col = 0;
-  for (; col + kBlock <= num_cols; col += kBlock) {
-    quantise_block(values + col, kBlock, factor, codes + col / 2, scales++);
-  }
-  if (col < num_cols) quantise_block(values + col, num_cols - col, factor, codes + col / 2, scales);
+/// `next_row` is null or what is quantised afterwards.
+void quantise_row(const BF16* values, const BF16* next_row, std::int64_t num_cols, float factor,
+                  std::uint8_t* codes, E4M3* scales) {
+  const BlockEncoders& encoders = block_encoders();
+  for_each_run<kBlock>(encoders, values, num_cols, [&](const BlockRun& run) {
+    std::uint8_t* run_codes = codes + run.begin / 2;
+    std::array<float, kBlocksPerRun> multipliers{};
+    if (next_row != nullptr) {
+      const std::int64_t run_cols = run.num_whole_blocks * kBlock + run.num_rest;
+      prefetch(next_row + run.begin, run_cols * static_cast<std::int64_t>(sizeof(BF16)));
+    }
+    find_scales(run.amax, run.num_blocks, factor, scales + run.begin / kBlock, multipliers.data());
+    encoders.e2m1_blocks16(values + run.begin, run.num_whole_blocks, multipliers.data(), run_codes);
+    const std::int64_t rest = run.num_whole_blocks * kBlock;
+    encode_e2m1_rest(values + run.begin + rest, run.num_rest,
+                     multipliers[static_cast<std::size_t>(run.num_blocks - 1)],
+                     run_codes + rest / 2);
+  });
 }
 
 void poison_row(std::int64_t num_cols, std::uint8_t* codes, E4M3* scales) {
@@ -50,7 +62,9 @@ void quantise_or_poison(const BF16Rows& values, std::int64_t row, float amax, fl
   if (!is_finite_amax(amax)) {
     poison_row(values.num_cols, codes, scales);
   } else if (row < values.num_rows) {
-    quantise_row(values.data + row * values.row_stride, values.num_cols, factor, codes, scales);
+    const BF16* own = values.data + row * values.row_stride;
+    const BF16* next = row + 1 < values.num_rows ? own + values.row_stride : nullptr;
+    quantise_row(own, next, values.num_cols, factor, codes, scales);
   } else {
     fill_zero_row(values.num_cols, factor, codes, scales);
   }

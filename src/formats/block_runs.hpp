@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// How a row is walked by the quantisers that work along it: the amax of many blocks first, so that
+// their scales are computed side by side, then the codes, while the values are still in the first
+// cache.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "formats/bf16.hpp"
+#include "formats/block_encoders.hpp"
+
+namespace distmoe {
+
+inline constexpr std::int64_t kBlocksPerRun = 64;
+
+/// Consecutive blocks of a row from column `begin` on, the last of which may be partial.
+struct BlockRun {
+  std::int64_t begin = 0;
+  std::int64_t num_blocks = 0;  ///< the partial one included
+  std::int64_t num_whole_blocks = 0;
+  std::int64_t num_rest = 0;   ///< elements of the partial one; 0 where there is none
+  const BF16* amax = nullptr;  ///< [num_blocks], without a sign
+};
+
+/// Magnitude bits of the largest of `count` values.
+std::uint16_t amax_bits(const BF16* values, std::int64_t count);
+
+template <std::int64_t Block, typename Visit>
+void for_each_run(const BlockEncoders& encoders, const BF16* values, std::int64_t num_cols,
+                  const Visit& visit) {
+  std::array<BF16, kBlocksPerRun> amax{};
+  for (std::int64_t begin = 0; begin < num_cols; begin += kBlocksPerRun * Block) {
+    const std::int64_t count = std::min(kBlocksPerRun * Block, num_cols - begin);
+    BlockRun run{begin, 0, count / Block, count % Block, amax.data()};
+    run.num_blocks = run.num_whole_blocks + (run.num_rest > 0 ? 1 : 0);
+    const auto find = Block == 16 ? encoders.amax_blocks16 : encoders.amax_blocks32;
+    find(values + begin, run.num_whole_blocks, amax.data());
+    if (run.num_rest > 0) {
+      amax[static_cast<std::size_t>(run.num_whole_blocks)] =
+          BF16{amax_bits(values + begin + run.num_whole_blocks * Block, run.num_rest)};
+    }
+    visit(run);
+  }
+}
+
+}  // namespace distmoe
