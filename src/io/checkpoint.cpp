@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "io/coded_loader.hpp"
 #include "io/expert_catalog.hpp"
 #include "io/expert_loader.hpp"
 #include "io/model_config.hpp"
@@ -63,8 +64,8 @@ const std::vector<std::int64_t>& Checkpoint::moe_layers() const noexcept {
   return impl_->moe_layers;
 }
 
-LoadedExperts Checkpoint::load_experts(std::int64_t layer, std::int64_t first_expert,
-                                       std::int64_t num_experts) const {
+const Checkpoint::Impl& Checkpoint::checked(std::int64_t layer, std::int64_t first_expert,
+                                            std::int64_t num_experts) const {
   const auto place = impl_->layers.find(layer);
   if (place == impl_->layers.end()) {
     std::string known;
@@ -79,7 +80,19 @@ LoadedExperts Checkpoint::load_experts(std::int64_t layer, std::int64_t first_ex
   DISTMOE_CHECK(first_expert >= 0 && num_experts >= 0 && first_expert <= total - num_experts,
                 kInvalidArgument, "experts [", first_expert, ", ", first_expert, " + ", num_experts,
                 ") were asked for; ", impl_->label, " has ", total, " in each layer");
-  return distmoe::load_experts(place->second, impl_->shape, first_expert, num_experts);
+  return *impl_;
+}
+
+LoadedExperts Checkpoint::load_experts(std::int64_t layer, std::int64_t first_expert,
+                                       std::int64_t num_experts) const {
+  const Impl& impl = checked(layer, first_expert, num_experts);
+  return distmoe::load_experts(impl.layers.at(layer), impl.shape, first_expert, num_experts);
+}
+
+CodedExperts Checkpoint::load_coded_experts(std::int64_t layer, std::int64_t first_expert,
+                                            std::int64_t num_experts) const {
+  const Impl& impl = checked(layer, first_expert, num_experts);
+  return distmoe::load_coded_experts(impl.layers.at(layer), impl.shape, first_expert, num_experts);
 }
 
 ExpertWeights LoadedExperts::view() const {

@@ -31,6 +31,15 @@ struct LayerShape {
   bool operator==(const LayerShape&) const = default;
 };
 
+/// How a file stores the matrices of experts. Coded ones are quantised along the row.
+enum class StoredFormat : std::uint8_t {
+  kBF16,
+  kFp8Blocks,  ///< E4M3 with a scale of 128 x 128 elements
+  kMxfp8,
+  kMxfp4,
+  kNvfp4,
+};
+
 /// The experts [first_expert, first_expert + L) of one layer, whatever the file's layout: W13 with
 /// the F gate rows first and then the F up rows, both matrices output-major, in BF16. Movable;
 /// moving keeps the addresses. L may be 0.
@@ -49,6 +58,26 @@ struct LoadedExperts {
 
   /// Refers to the storage of this object.
   ExpertWeights view() const;
+};
+
+/// A matrix [L, N, K] as codes: U8 [L, N, K / 2] of 4-bit formats or E4M3 [L, N, K]; scales E8M0
+/// [L, N, K / 32] or, of NVFP4, E4M3 [L, N, K / 16]; NVFP4 also has an FP32 global scale of each
+/// expert, W13 one for the gate and one for the up rows. An element is code * scale * global scale.
+struct CodedMatrix {
+  TensorStorage codes;
+  TensorStorage scales;
+  TensorStorage global_scales;  ///< [L, 2] of W13, [L, 1] of W2
+};
+
+/// LoadedExperts as the file has them, not decoded; biases as there.
+struct CodedExperts {
+  StoredFormat format = StoredFormat::kMxfp8;  ///< kMxfp8, kMxfp4 or kNvfp4
+  std::int64_t first_expert = 0;
+  std::int64_t num_experts = 0;
+  std::int64_t hidden_dim = 0;
+  std::int64_t intermediate_dim = 0;
+  CodedMatrix w13;  ///< N = 2F, gate rows first, K = D
+  CodedMatrix w2;   ///< N = D, K = F
 };
 
 /// An opened checkpoint. Opening reads config.json and the headers of the shards and checks every
@@ -83,9 +112,16 @@ class Checkpoint {
   /// that is no finite number, out_of_memory.
   LoadedExperts load_experts(std::int64_t layer, std::int64_t first_expert,
                              std::int64_t num_experts) const;
+  /// The codes themselves. FP8 of 128 x 128 blocks becomes MXFP8 where every scale is a power of
+  /// two, so that nothing is rounded. Throws as load_experts does, and unsupported for a layer
+  /// whose matrices have no codes or not all in one format.
+  CodedExperts load_coded_experts(std::int64_t layer, std::int64_t first_expert,
+                                  std::int64_t num_experts) const;
 
  private:
   struct Impl;
+  const Impl& checked(std::int64_t layer, std::int64_t first_expert,
+                      std::int64_t num_experts) const;
   explicit Checkpoint(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -56,6 +56,7 @@ class Cataloguer {
  private:
   LayerTensors take_layer(std::int64_t layer) {
     last_layer_ = layer;
+    has_input_scales_.reset();
     const Spelling& spelling = spelling_of(layer);
     LayerTensors tensors;
     tensors.layout = spelling.layout;
@@ -115,15 +116,65 @@ class Cataloguer {
     }
   }
 
-  /// BF16, or FP8 with the scales of its blocks.
+  /// BF16, or in the format of the configuration.
   MatrixRef take_matrix(const std::string& name, std::int64_t expert, const Shape& shape) {
+    const TensorRef* there = find(name);
+    const bool is_bf16 = there == nullptr || there->tensor->dtype == DType::kBF16;
     MatrixRef matrix;
-    matrix.values = take(name, expert, {DType::kBF16, DType::kF8E4M3}, shape);
-    if (matrix.values && matrix.values.tensor->dtype == DType::kF8E4M3) {
-      const Shape blocks = {ceil_div(shape[0], kFp8BlockSize), ceil_div(shape[1], kFp8BlockSize)};
-      matrix.scales = take(name + "_scale_inv", expert, {DType::kF32, DType::kBF16}, blocks);
+    matrix.format = is_bf16 ? StoredFormat::kBF16 : config_.coded_format;
+    const Shape halves = {shape[0], shape[1] / 2};
+    switch (matrix.format) {
+      case StoredFormat::kBF16:
+        matrix.values = take(name, expert, {DType::kBF16, DType::kF8E4M3}, shape);
+        break;
+      case StoredFormat::kFp8Blocks:
+        matrix.values = take(name, expert, {DType::kBF16, DType::kF8E4M3}, shape);
+        matrix.scales =
+            take(name + "_scale_inv", expert, {DType::kF32, DType::kBF16},
+                 {ceil_div(shape[0], kFp8BlockSize), ceil_div(shape[1], kFp8BlockSize)});
+        break;
+      case StoredFormat::kMxfp8:
+        check_columns(name, shape[1], kMxfp8BlockSize);
+        matrix.values = take(name, expert, {DType::kBF16, DType::kF8E4M3}, shape);
+        matrix.scales = take(name + "_scale", expert, {DType::kU8, DType::kF8E8M0},
+                             {shape[0], shape[1] / kMxfp8BlockSize});
+        break;
+      case StoredFormat::kMxfp4:
+        check_columns(name, shape[1], kMxfp4BlockSize);
+        matrix.values = take(name, expert, {DType::kU8}, halves);
+        matrix.scales = take(name + "_scale", expert, {DType::kU8, DType::kF8E8M0},
+                             {shape[0], shape[1] / kMxfp4BlockSize});
+        break;
+      case StoredFormat::kNvfp4:
+        check_columns(name, shape[1], kNvfp4BlockSize);
+        matrix.values = take(name, expert, {DType::kU8}, halves);
+        matrix.scales =
+            take(name + "_scale", expert, {DType::kF8E4M3}, {shape[0], shape[1] / kNvfp4BlockSize});
+        matrix.global_scale = take_scalar(name + "_scale_2", expert);
+        take_input_scale(name, expert);
+        break;
     }
     return matrix;
+  }
+
+  /// One FP32, as [] or [1].
+  TensorRef take_scalar(const std::string& name, std::int64_t expert) {
+    const TensorRef* there = find(name);
+    const bool is_list = there != nullptr && there->tensor->shape == Shape{1};
+    return take(name, expert, {DType::kF32}, is_list ? Shape{1} : Shape{});
+  }
+
+  /// A calibrated scale of activations, which are quantised by their own amax here. Nothing reads
+  /// it, but where one matrix of a layer has it all must: a gap tells of a damaged file.
+  void take_input_scale(const std::string& weight_name, std::int64_t expert) {
+    const std::string name = weight_name.substr(0, weight_name.rfind('.')) + ".input_scale";
+    if (!has_input_scales_) has_input_scales_ = find(name) != nullptr;
+    if (*has_input_scales_) take_scalar(name, expert);
+  }
+
+  void check_columns(const std::string& name, std::int64_t columns, std::int64_t block) const {
+    DISTMOE_CHECK(columns % block == 0, kUnsupported, label_, " has ", quote(name), " with ",
+                  columns, " columns in blocks of ", block, "; it must be a multiple");
   }
 
   void take_fused(const Spelling& spelling, std::int64_t layer, LayerTensors& tensors) {
@@ -135,6 +186,8 @@ class Cataloguer {
     };
     if (spelling.layout == ExpertLayout::kMxfp4GptOss) {
       check_mxfp4_dims();
+      tensors.gate_up.format = StoredFormat::kMxfp4;
+      tensors.down.format = StoredFormat::kMxfp4;
       tensors.gate_up.values =
           take_one(spelling.gate_up, DType::kU8,
                    {num_experts, 2 * f, d / kMxfp4BlockSize, kMxfp4BlockBytes});
@@ -171,16 +224,22 @@ class Cataloguer {
         " and F = ", shape_.intermediate_dim, "; both must be multiples of ", kMxfp4BlockSize);
   }
 
+  /// Null where it is not there.
+  const TensorRef* find(std::string_view name) const {
+    const auto place = std::ranges::lower_bound(found_, name, {}, name_of);
+    return place == found_.end() || name_of(*place) != name ? nullptr : &*place;
+  }
+
   /// Consumes a tensor. One that is not there is counted and reported with the others.
   TensorRef take(const std::string& name, std::int64_t expert, std::initializer_list<DType> dtypes,
                  const Shape& shape) {
-    const auto place = std::ranges::lower_bound(found_, std::string_view(name), {}, name_of);
-    if (place == found_.end() || name_of(*place) != name) {
+    const TensorRef* place = find(name);
+    if (place == nullptr) {
       if (num_missing_++ < kMaxListed) missing_ += concat("\n  ", name);
       return {};
     }
     const TensorRef ref = *place;
-    is_read_[static_cast<std::size_t>(place - found_.begin())] = true;
+    is_read_[static_cast<std::size_t>(place - found_.data())] = true;
     const StoredTensor& tensor = *ref.tensor;
     const bool has_type = tensor.dtype && std::ranges::find(dtypes, *tensor.dtype) != dtypes.end();
     if (has_type && tensor.shape == shape) return ref;
@@ -229,6 +288,7 @@ class Cataloguer {
   std::vector<TensorRef> found_;  ///< the expert-like tensors of all shards, sorted by name
   std::vector<bool> is_read_;     ///< [found_]
   std::int64_t last_layer_ = -1;
+  std::optional<bool> has_input_scales_;  ///< of the layer that is read
   std::size_t num_missing_ = 0;
   std::string missing_;
 };

@@ -15,7 +15,7 @@
 namespace distmoe {
 
 enum class ExpertLayout {
-  kPerExpert,    ///< gate [F, D], up [F, D], down [D, F] of each expert; BF16, or FP8 with scales
+  kPerExpert,    ///< gate [F, D], up [F, D], down [D, F] of each expert; BF16 or coded
   kFused,        ///< gate_up [E, 2F, D], gate rows first, and down [E, D, F]
   kFusedGptOss,  ///< gate_up [E, D, 2F], gate and up interleaved, and down [E, F, D]
   kMxfp4GptOss,  ///< the transposes of kFusedGptOss, as MXFP4 blocks and scales
@@ -31,10 +31,12 @@ struct TensorRef {
   std::string describe() const;
 };
 
-/// A matrix, with its scales where it is FP8 or MXFP4.
+/// A matrix, with its scales where it is coded.
 struct MatrixRef {
+  StoredFormat format = StoredFormat::kBF16;
   TensorRef values;
   TensorRef scales;
+  TensorRef global_scale;  ///< kNvfp4 alone: one FP32
 };
 
 struct PerExpertTensors {

@@ -6,7 +6,6 @@
 #include "io/expert_loader.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
 #include <span>
@@ -19,23 +18,14 @@
 #include "formats/e8m0.hpp"
 #include "formats/fp8_blocks.hpp"
 #include "formats/mxfp4.hpp"
+#include "formats/mxfp8.hpp"
+#include "formats/nvfp4.hpp"
+#include "io/stored_scales.hpp"
 
 namespace distmoe {
 namespace {
 
 using Bytes = std::span<const std::byte>;
-
-/// What a tensor [E, ...] has of one expert.
-Bytes slice(const TensorRef& ref, std::int64_t expert) {
-  const auto num_experts = static_cast<std::size_t>(ref.tensor->shape.front());
-  const std::size_t num_bytes = ref.tensor->data.size() / num_experts;
-  return ref.tensor->data.subspan(static_cast<std::size_t>(expert) * num_bytes, num_bytes);
-}
-
-/// Row of W13 for row i of 2F interleaved ones: g0, u0, g1, u1, ...
-std::int64_t concatenated_row(std::int64_t interleaved, std::int64_t f) {
-  return interleaved / 2 + (interleaved % 2 == 0 ? 0 : f);
-}
 
 void copy(Bytes source, void* out) {
   if (!source.empty()) std::memcpy(out, source.data(), source.size());
@@ -61,31 +51,50 @@ void transpose(Bytes source, std::int64_t rows, std::int64_t cols, BF16* out, Ro
   }
 }
 
-/// The scales of an FP8 matrix as FP32, each of them finite.
-std::vector<float> read_scales(const TensorRef& ref, std::int64_t expert) {
-  const StoredTensor& tensor = *ref.tensor;
-  const bool is_bf16 = tensor.dtype == DType::kBF16;
-  const std::size_t width = size_of(tensor.known_dtype());
-  std::vector<float> scales(tensor.data.size() / width);
-  for (std::size_t i = 0; i < scales.size(); ++i) {
-    BF16 narrow{};
-    std::memcpy(is_bf16 ? static_cast<void*>(&narrow) : &scales[i], &tensor.data[i * width], width);
-    if (is_bf16) scales[i] = to_float(narrow);
-    const auto cols = static_cast<std::size_t>(tensor.shape[1]);
-    DISTMOE_CHECK(std::isfinite(scales[i]), kIo, "scale [", i / cols, ", ", i % cols, "] of ",
-                  ref.describe(), ", expert ", expert, ", is ", scales[i],
-                  "; scales must be finite");
+/// code * scale * global scale: 8 and 24 significant bits, exact in FP64 and rounded once.
+void decode_nvfp4_matrix(const MatrixRef& matrix, std::int64_t expert, BF16* out) {
+  const std::int64_t rows = matrix.scales.tensor->shape[0];
+  const std::int64_t num_blocks = matrix.scales.tensor->shape[1];
+  const auto* codes = reinterpret_cast<const std::uint8_t*>(matrix.values.tensor->data.data());
+  const auto* scales = reinterpret_cast<const E4M3*>(read_scale_bytes(matrix, expert).data());
+  const auto global = static_cast<double>(read_global_scale(matrix, expert));
+  const std::int64_t cols = num_blocks * kNvfp4BlockSize;
+  std::vector<double> row_values(static_cast<std::size_t>(cols));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    decode_nvfp4({codes + row * cols / 2, scales + row * num_blocks},
+                 DecodedRows<double>{row_values.data(), 1, cols});
+    for (const double value : row_values) *out++ = to_bf16(value * global);
   }
-  return scales;
 }
 
-/// A matrix of its own tensor, BF16 or FP8.
+/// A matrix of its own tensors.
 void load_matrix(const MatrixRef& matrix, std::int64_t expert, BF16* out) {
   const StoredTensor& values = *matrix.values.tensor;
-  if (!matrix.scales) return copy(values.data, out);
-  const std::vector<float> scales = read_scales(matrix.scales, expert);
-  decode_fp8_blocks(reinterpret_cast<const E4M3*>(values.data.data()), scales.data(),
-                    values.shape[0], values.shape[1], out);
+  const std::byte* codes = values.data.data();
+  switch (matrix.format) {
+    case StoredFormat::kBF16: copy(values.data, out); return;
+    case StoredFormat::kFp8Blocks:
+      decode_fp8_blocks(reinterpret_cast<const E4M3*>(codes),
+                        read_fp8_scales(matrix.scales, expert).data(), values.shape[0],
+                        values.shape[1], out);
+      return;
+    case StoredFormat::kMxfp8: {
+      const std::int64_t cols = values.shape[1];
+      const auto* scales = reinterpret_cast<const E8M0*>(read_scale_bytes(matrix, expert).data());
+      decode_mxfp8({reinterpret_cast<const E4M3*>(codes), scales, cols, cols / kMxfp8BlockSize},
+                   BlockShape::kRows, DecodedRows<BF16>{out, values.shape[0], cols, cols});
+      return;
+    }
+    case StoredFormat::kMxfp4: {
+      const std::int64_t cols = 2 * values.shape[1];
+      const auto* scales = reinterpret_cast<const E8M0*>(read_scale_bytes(matrix, expert).data());
+      decode_mxfp4(
+          {reinterpret_cast<const std::uint8_t*>(codes), scales, cols / 2, cols / kMxfp4BlockSize},
+          DecodedRows<BF16>{out, values.shape[0], cols, cols});
+      return;
+    }
+    case StoredFormat::kNvfp4: decode_nvfp4_matrix(matrix, expert, out); return;
+  }
 }
 
 /// Rows of an MXFP4 matrix [E, rows, blocks, 16]; row r goes to row_of(r).
@@ -93,16 +102,8 @@ template <typename RowOf>
 void load_mxfp4(const MatrixRef& matrix, std::int64_t expert, BF16* out, RowOf row_of) {
   const std::int64_t rows = matrix.scales.tensor->shape[1];
   const std::int64_t num_blocks = matrix.scales.tensor->shape[2];
-  const Bytes blocks = slice(matrix.values, expert);
-  const Bytes scales = slice(matrix.scales, expert);
-  for (std::size_t i = 0; i < scales.size(); ++i) {
-    const auto byte = std::to_integer<int>(scales[i]);
-    const auto blocks_per_row = static_cast<std::size_t>(num_blocks);
-    DISTMOE_CHECK(byte <= kMxfp4MaxScaleByte, kIo, "scale [", expert, ", ", i / blocks_per_row,
-                  ", ", i % blocks_per_row, "] of ", matrix.scales.describe(), ", expert ", expert,
-                  ", is byte ", byte, "; legal are 0 to ", int{kMxfp4MaxScaleByte},
-                  " (255 is NaN, the others exceed BF16)");
-  }
+  const Bytes blocks = slice_of_expert(matrix.values, expert);
+  const Bytes scales = read_scale_bytes(matrix, expert);
   const auto* block_bytes = reinterpret_cast<const std::uint8_t*>(blocks.data());
   const auto* scale_bytes = reinterpret_cast<const E8M0*>(scales.data());
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -128,12 +129,12 @@ void load_expert(const LayerTensors& tensors, const LayerShape& shape, std::int6
       return;
     }
     case ExpertLayout::kFused:
-      copy(slice(tensors.gate_up.values, expert), w13);
-      copy(slice(tensors.down.values, expert), w2);
+      copy(slice_of_expert(tensors.gate_up.values, expert), w13);
+      copy(slice_of_expert(tensors.down.values, expert), w2);
       return;
     case ExpertLayout::kFusedGptOss:
-      transpose(slice(tensors.gate_up.values, expert), d, 2 * f, w13, gate_up_row);
-      transpose(slice(tensors.down.values, expert), f, d, w2, same_row);
+      transpose(slice_of_expert(tensors.gate_up.values, expert), d, 2 * f, w13, gate_up_row);
+      transpose(slice_of_expert(tensors.down.values, expert), f, d, w2, same_row);
       return;
     case ExpertLayout::kMxfp4GptOss:
       load_mxfp4(tensors.gate_up, expert, w13, gate_up_row);
@@ -154,13 +155,13 @@ void load_biases(const LayerTensors& tensors, LoadedExperts& experts) {
   experts.bias2 = TensorStorage(count * row2_bytes, "bias2");
   for (std::int64_t local = 0; local < experts.num_experts; ++local) {
     const std::int64_t expert = experts.first_expert + local;
-    const Bytes source = slice(tensors.gate_up_bias, expert);
+    const Bytes source = slice_of_expert(tensors.gate_up_bias, expert);
     std::byte* row13 = experts.bias13.data() + static_cast<std::size_t>(local) * row13_bytes;
     for (std::int64_t i = 0; i < 2 * experts.intermediate_dim; ++i) {
       const auto to = static_cast<std::size_t>(concatenated_row(i, experts.intermediate_dim));
       std::memcpy(row13 + to * width13, &source[static_cast<std::size_t>(i) * width13], width13);
     }
-    copy(slice(tensors.down_bias, expert),
+    copy(slice_of_expert(tensors.down_bias, expert),
          experts.bias2.data() + static_cast<std::size_t>(local) * row2_bytes);
   }
 }

@@ -8,6 +8,11 @@
 
 namespace distmoe {
 
+/// Row of W13 for row i of 2F interleaved ones: g0, u0, g1, u1, ...
+inline std::int64_t concatenated_row(std::int64_t interleaved, std::int64_t f) {
+  return interleaved / 2 + (interleaved % 2 == 0 ? 0 : f);
+}
+
 /// Converts the experts [first_expert, first_expert + num_experts), which must exist, of a layer.
 /// Throws io for a scale that is no finite number and out_of_memory.
 LoadedExperts load_experts(const LayerTensors& tensors, const LayerShape& shape,

@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "formats/block_scales.hpp"
 #include "formats/fp8_blocks.hpp"
 #include "io/mapped_file.hpp"
 #include "io/quote.hpp"
@@ -154,18 +155,34 @@ void check_activation(const ConfigReader& config) {
                 "; routed experts are SwiGLU, hidden_act \"silu\"");
 }
 
-void check_quantization(const ConfigReader& config) {
+StoredFormat read_modelopt_format(const ConfigReader& config, const Json& quantization) {
+  const Json algorithm = quantization.value("quant_algo", Json());
+  DISTMOE_CHECK(algorithm == "NVFP4" || algorithm == "MXFP8", kUnsupported, config.path(),
+                " has quant_algo ", quote(algorithm.dump()), "; known are \"NVFP4\" and \"MXFP8\"");
+  const bool is_nvfp4 = algorithm == "NVFP4";
+  const Json legal = is_nvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
+  const Json group = quantization.value("group_size", legal);
+  DISTMOE_CHECK(group == legal, kUnsupported, config.path(), " has group_size ",
+                quote(group.dump()), "; ", algorithm.get<std::string>(), " has blocks of ",
+                legal.dump());
+  return is_nvfp4 ? StoredFormat::kNvfp4 : StoredFormat::kMxfp8;
+}
+
+StoredFormat read_coded_format(const ConfigReader& config) {
   const Json* quantization = config.find("quantization_config");
-  if (quantization == nullptr) return;
+  if (quantization == nullptr) return StoredFormat::kFp8Blocks;
   DISTMOE_CHECK(quantization->is_object(), kIo, config.path(),
                 " has a quantization_config that is no object");
   const Json method = quantization->value("quant_method", Json());
+  if (method == "modelopt") return read_modelopt_format(config, *quantization);
   DISTMOE_CHECK(method == "fp8" || method == "mxfp4", kUnsupported, config.path(),
-                " has quant_method ", quote(method.dump()), "; known are \"fp8\" and \"mxfp4\"");
+                " has quant_method ", quote(method.dump()),
+                "; known are \"fp8\", \"mxfp4\" and \"modelopt\"");
   const Json legal = {kFp8BlockSize, kFp8BlockSize};
   const Json block = quantization->value("weight_block_size", method == "fp8" ? Json() : legal);
   DISTMOE_CHECK(block == legal, kUnsupported, config.path(), " has weight_block_size ",
                 quote(block.dump()), "; FP8 weights need [128, 128]");
+  return method == "mxfp4" ? StoredFormat::kMxfp4 : StoredFormat::kFp8Blocks;
 }
 
 LayerShape read_shape(const ConfigReader& config, const Architecture& architecture) {
@@ -221,8 +238,8 @@ ModelConfig read_model_config(const std::filesystem::path& path) {
   const ConfigReader config(path);
   const Architecture& architecture = read_architecture(config);
   check_activation(config);
-  check_quantization(config);
   ModelConfig model;
+  model.coded_format = read_coded_format(config);
   model.architecture = architecture.name;
   model.family = architecture.family;
   model.shape = read_shape(config, architecture);

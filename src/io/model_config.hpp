@@ -22,6 +22,8 @@ struct ModelConfig {
   std::string architecture;
   ExpertFamily family = ExpertFamily::kOutputMajor;
   LayerShape shape;
+  /// Of per-expert matrices that are not BF16.
+  StoredFormat coded_format = StoredFormat::kFp8Blocks;
   std::vector<std::int64_t> moe_layers;  ///< that must be there, ascending
   /// Multi-token-prediction layers follow the others and have experts of the same shape; a
   /// checkpoint may lack them.

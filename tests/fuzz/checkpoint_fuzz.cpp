@@ -82,6 +82,11 @@ void load_everything(const std::filesystem::path& directory) {
     require(experts.view().w13_L2FD.num_bytes() == experts.w13.num_bytes());
     require(experts.view().w2_LDF.num_bytes() == experts.w2.num_bytes());
   }
+  // Throws unsupported for a checkpoint of BF16.
+  for (const std::int64_t layer : checkpoint.moe_layers()) {
+    const distmoe::CodedExperts experts = checkpoint.load_coded_experts(layer, 0, num_experts);
+    require(experts.w13.codes.num_bytes() == 2 * experts.w2.codes.num_bytes());
+  }
 }
 
 }  // namespace

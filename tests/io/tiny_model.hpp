@@ -179,6 +179,84 @@ struct TinyModel {
     return tensors;
   }
 
+  /// Bytes of one role's rows: a code for every element, or for every second one two of 4 bits.
+  template <typename CodeOf>
+  std::vector<std::uint8_t> code_bytes(int role, std::int64_t step, CodeOf code_of) const {
+    std::vector<std::uint8_t> bytes;
+    for (std::int64_t row = 0; row < rows(role); ++row) {
+      for (std::int64_t col = 0; col < cols(role); col += step) {
+        bytes.push_back(code_of(row, col));
+      }
+    }
+    return bytes;
+  }
+  std::vector<std::uint8_t> fp4_codes(std::int64_t layer, std::int64_t expert, int role) const {
+    return code_bytes(role, 2, [&](std::int64_t row, std::int64_t col) {
+      return pack_e2m1(code(layer, expert, role, row, col),
+                       code(layer, expert, role, row, col + 1));
+    });
+  }
+  std::vector<std::uint8_t> power_scales(std::int64_t layer, std::int64_t expert, int role) const {
+    return code_bytes(role, 32, [&](std::int64_t row, std::int64_t col) {
+      return static_cast<std::uint8_t>(127 + exponent(layer, expert, role, row, col));
+    });
+  }
+  std::vector<std::uint8_t> mxfp8_codes(std::int64_t layer, std::int64_t expert, int role) const {
+    return code_bytes(role, 1, [&](std::int64_t row, std::int64_t col) {
+      return to_e4m3(to_float(code(layer, expert, role, row, col))).bits;
+    });
+  }
+  /// Block scales are 2^3 times larger and the global scale gives it back, twice as much of it in
+  /// the up rows.
+  static float nvfp4_global_scale(int role) { return role == kUp ? 0x1p-4f : 0x1p-3f; }
+  std::vector<std::uint8_t> nvfp4_scales(std::int64_t layer, std::int64_t expert, int role) const {
+    return code_bytes(role, 16, [&](std::int64_t row, std::int64_t col) {
+      const float power = std::ldexp(1.0f, exponent(layer, expert, role, row, col));
+      return to_e4m3(power / nvfp4_global_scale(role)).bits;
+    });
+  }
+
+  /// Per-expert tensors with block scales. `scale_dtype` of MXFP8 and MXFP4 is U8 or E8M0.
+  std::vector<OwnedTensor> block_scaled(std::int64_t layer, const std::string& format,
+                                        DType scale_dtype = DType::kU8,
+                                        bool has_input_scale = false) const {
+    std::vector<OwnedTensor> tensors;
+    for (std::int64_t expert = 0; expert < num_experts; ++expert) {
+      for (const int role : {kGate, kUp, kDown}) {
+        const std::string name = projection_name(layer, expert, role);
+        const std::int64_t n = rows(role);
+        const std::int64_t k = cols(role);
+        if (format == "mxfp8") {
+          tensors.push_back(
+              make_tensor(name, DType::kF8E4M3, {n, k}, mxfp8_codes(layer, expert, role)));
+        } else {
+          tensors.push_back(
+              make_tensor(name, DType::kU8, {n, k / 2}, fp4_codes(layer, expert, role)));
+        }
+        if (format != "nvfp4") {
+          tensors.push_back(make_tensor(name + "_scale", scale_dtype, {n, k / 32},
+                                        power_scales(layer, expert, role)));
+          continue;
+        }
+        tensors.push_back(make_tensor(name + "_scale", DType::kF8E4M3, {n, k / 16},
+                                      nvfp4_scales(layer, expert, role)));
+        const std::vector<float> global = {nvfp4_global_scale(role)};
+        tensors.push_back(make_tensor(name + "_scale_2", DType::kF32, {}, global));
+        if (!has_input_scale) continue;
+        const std::string input = name.substr(0, name.rfind('.')) + ".input_scale";
+        tensors.push_back(make_tensor(input, DType::kF32, {}, std::vector<float>{0.25f}));
+      }
+    }
+    return tensors;
+  }
+  /// What config.json says of them, beginning with a comma.
+  static std::string quantization(const std::string& format) {
+    if (format == "mxfp4") return R"(,"quantization_config":{"quant_method":"mxfp4"})";
+    const char* algorithm = format == "mxfp8" ? "MXFP8" : "NVFP4";
+    return std::string(R"(,"quantization_config":{"quant_method":"modelopt","quant_algo":")") +
+           algorithm + R"("})";
+  }
+
   static std::string fused_name(std::int64_t layer, const std::string& suffix,
                                 const std::string& block = "mlp") {
     return "model.layers." + std::to_string(layer) + "." + block + ".experts." + suffix;

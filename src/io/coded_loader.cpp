@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "io/coded_loader.hpp"
+
+#include <cstring>
+#include <span>
+
+#include "core/check.hpp"
+#include "core/checked_math.hpp"
+#include "formats/block_scales.hpp"
+#include "formats/fp8_blocks.hpp"
+#include "io/expert_loader.hpp"
+#include "io/stored_scales.hpp"
+
+namespace distmoe {
+namespace {
+
+using Bytes = std::span<const std::byte>;
+
+/// What a matrix becomes when its codes are loaded.
+StoredFormat coded_format_of(const MatrixRef& matrix, std::int64_t expert) {
+  DISTMOE_CHECK(matrix.format != StoredFormat::kBF16, kUnsupported, matrix.values.describe(),
+                ", expert ", expert, ", is ", matrix.values.tensor->describe(),
+                ", which has no codes");
+  return matrix.format == StoredFormat::kFp8Blocks ? StoredFormat::kMxfp8 : matrix.format;
+}
+
+/// Bytes of one matrix [rows, cols].
+struct CodedBytes {
+  std::int64_t code_row = 0;
+  std::int64_t scale_row = 0;
+  std::int64_t codes = 0;
+  std::int64_t scales = 0;
+};
+
+CodedBytes bytes_of(StoredFormat format, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t block = format == StoredFormat::kNvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
+  const std::int64_t code_row = format == StoredFormat::kMxfp8 ? cols : cols / 2;
+  const std::int64_t scale_row = cols / block;
+  return {code_row, scale_row, checked_mul(rows, code_row), checked_mul(rows, scale_row)};
+}
+
+/// Where the codes and scales of one matrix go.
+struct CodedTarget {
+  std::byte* codes;
+  std::byte* scales;
+  float* global_scale;
+};
+
+/// A scale of 128 x 128 elements becomes 128 x 4 equal scale bytes, if it is a power of two.
+void expand_fp8_scales(const MatrixRef& matrix, std::int64_t expert, std::byte* out) {
+  const std::vector<float> scales = read_fp8_scales(matrix.scales, expert);
+  const std::int64_t rows = matrix.values.tensor->shape[0];
+  const std::int64_t cols = matrix.values.tensor->shape[1];
+  DISTMOE_CHECK(cols % kMxfp8BlockSize == 0, kUnsupported, matrix.values.describe(), ", expert ",
+                expert, ", has ", cols, " columns; MXFP8 needs a multiple of ", kMxfp8BlockSize);
+  const std::int64_t scale_cols = matrix.scales.tensor->shape[1];
+  for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t block = 0; block < cols / kMxfp8BlockSize; ++block) {
+      const std::int64_t scale_row = row / kFp8BlockSize;
+      const std::int64_t scale_col = block * kMxfp8BlockSize / kFp8BlockSize;
+      const float scale = scales[static_cast<std::size_t>(scale_row * scale_cols + scale_col)];
+      const E8M0 byte = to_e8m0_round_up(scale);
+      DISTMOE_CHECK(scale > 0.0f && to_float(byte) == scale, kUnsupported, "scale [", scale_row,
+                    ", ", scale_col, "] of ", matrix.scales.describe(), ", expert ", expert,
+                    ", is ", scale, "; FP8 becomes MXFP8 exactly where scales are powers of two");
+      *out++ = std::byte{byte.bits};
+    }
+  }
+}
+
+/// A matrix of its own tensors.
+void load_matrix(const MatrixRef& matrix, std::int64_t expert, const CodedTarget& out) {
+  const Bytes codes = matrix.values.tensor->data;
+  if (!codes.empty()) std::memcpy(out.codes, codes.data(), codes.size());
+  if (matrix.format == StoredFormat::kFp8Blocks) {
+    expand_fp8_scales(matrix, expert, out.scales);
+    return;
+  }
+  const Bytes scales = read_scale_bytes(matrix, expert);
+  if (!scales.empty()) std::memcpy(out.scales, scales.data(), scales.size());
+  if (matrix.format == StoredFormat::kNvfp4) *out.global_scale = read_global_scale(matrix, expert);
+}
+
+/// One expert's slice of a fused MXFP4 tensor [E, rows, ...]; row r goes to row_of(r).
+template <typename RowOf>
+void load_fused(const MatrixRef& matrix, std::int64_t expert, const CodedBytes& bytes,
+                const CodedTarget& out, RowOf row_of) {
+  const Bytes codes = slice_of_expert(matrix.values, expert);
+  const Bytes scales = read_scale_bytes(matrix, expert);
+  const std::int64_t rows = matrix.scales.tensor->shape[1];
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::memcpy(out.codes + row_of(row) * bytes.code_row, codes.data() + row * bytes.code_row,
+                static_cast<std::size_t>(bytes.code_row));
+    std::memcpy(out.scales + row_of(row) * bytes.scale_row, scales.data() + row * bytes.scale_row,
+                static_cast<std::size_t>(bytes.scale_row));
+  }
+}
+
+StoredFormat common_format(const LayerTensors& tensors, std::int64_t first, std::int64_t count) {
+  if (tensors.layout != ExpertLayout::kPerExpert) return coded_format_of(tensors.gate_up, first);
+  StoredFormat format = StoredFormat::kMxfp8;
+  for (std::int64_t expert = first; expert < first + count; ++expert) {
+    const PerExpertTensors& own = tensors.experts[static_cast<std::size_t>(expert)];
+    for (const MatrixRef* matrix : {&own.gate, &own.up, &own.down}) {
+      const StoredFormat other = coded_format_of(*matrix, expert);
+      if (expert == first && matrix == &own.gate) format = other;
+      DISTMOE_CHECK(other == format, kUnsupported, matrix->values.describe(), ", expert ", expert,
+                    ", is coded otherwise than the first of its layer");
+    }
+  }
+  return format;
+}
+
+}  // namespace
+
+CodedExperts load_coded_experts(const LayerTensors& tensors, const LayerShape& shape,
+                                std::int64_t first_expert, std::int64_t num_experts) {
+  const std::int64_t d = shape.hidden_dim;
+  const std::int64_t f = shape.intermediate_dim;
+  CodedExperts experts;
+  experts.first_expert = first_expert;
+  experts.num_experts = num_experts;
+  experts.hidden_dim = d;
+  experts.intermediate_dim = f;
+  if (num_experts == 0) return experts;
+  experts.format = common_format(tensors, first_expert, num_experts);
+
+  const CodedBytes gate = bytes_of(experts.format, f, d);
+  const CodedBytes down = bytes_of(experts.format, d, f);
+  const auto allocate = [&](CodedMatrix& matrix, std::int64_t codes, std::int64_t scales,
+                            std::int64_t global_scales, const char* what) {
+    const bool is_nvfp4 = experts.format == StoredFormat::kNvfp4;
+    const auto size = [&](std::int64_t bytes) {
+      return static_cast<std::size_t>(checked_mul(num_experts, bytes));
+    };
+    matrix.codes = TensorStorage(size(codes), what);
+    matrix.scales = TensorStorage(size(scales), what);
+    matrix.global_scales =
+        TensorStorage(is_nvfp4 ? size(global_scales * std::int64_t{sizeof(float)}) : 0, what);
+  };
+  allocate(experts.w13, checked_mul(2, gate.codes), checked_mul(2, gate.scales), 2, "W13");
+  allocate(experts.w2, down.codes, down.scales, 1, "W2");
+
+  for (std::int64_t local = 0; local < num_experts; ++local) {
+    const std::int64_t expert = first_expert + local;
+    auto* global13 = reinterpret_cast<float*>(experts.w13.global_scales.data());
+    auto* global2 = reinterpret_cast<float*>(experts.w2.global_scales.data());
+    std::byte* codes13 = experts.w13.codes.data() + local * 2 * gate.codes;
+    std::byte* scales13 = experts.w13.scales.data() + local * 2 * gate.scales;
+    const CodedTarget gate_out{codes13, scales13, global13 + 2 * local};
+    const CodedTarget up_out{codes13 + gate.codes, scales13 + gate.scales,
+                             global13 + 2 * local + 1};
+    const CodedTarget down_out{experts.w2.codes.data() + local * down.codes,
+                               experts.w2.scales.data() + local * down.scales, global2 + local};
+    if (tensors.layout == ExpertLayout::kPerExpert) {
+      const PerExpertTensors& own = tensors.experts[static_cast<std::size_t>(expert)];
+      load_matrix(own.gate, expert, gate_out);
+      load_matrix(own.up, expert, up_out);
+      load_matrix(own.down, expert, down_out);
+    } else {
+      load_fused(tensors.gate_up, expert, gate, gate_out,
+                 [f](std::int64_t row) { return concatenated_row(row, f); });
+      load_fused(tensors.down, expert, down, down_out, [](std::int64_t row) { return row; });
+    }
+  }
+  return experts;
+}
+
+}  // namespace distmoe
