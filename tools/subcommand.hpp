@@ -31,6 +31,7 @@ class Subcommand {
 std::unique_ptr<Subcommand> make_run_command();
 std::unique_ptr<Subcommand> make_plan_command();
 std::unique_ptr<Subcommand> make_explain_kernels_command();
+std::unique_ptr<Subcommand> make_quantize_command();
 std::unique_ptr<Subcommand> make_bench_command();
 std::unique_ptr<Subcommand> make_info_command();
 
