@@ -13,7 +13,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
-#define DISTMOE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl")))
+#include "formats/avx512.hpp"
 
 namespace distmoe {
 namespace {
@@ -220,9 +220,7 @@ const BlockEncoders* avx512_block_encoders() {
   static constexpr BlockEncoders kAvx512 = {
       encode_e4m3_blocks,   encode_e4m3_columns, encode_e4m3_rows, encode_e2m1_blocks16,
       encode_e2m1_blocks32, find_amax16,         find_amax32};
-  const bool runs_here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                         __builtin_cpu_supports("avx512vl");
-  return runs_here ? &kAvx512 : nullptr;
+  return has_avx512() ? &kAvx512 : nullptr;
 }
 
 }  // namespace distmoe

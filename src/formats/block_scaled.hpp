@@ -60,7 +60,8 @@ struct DecodedRows {
 template <typename Value, typename Code, typename Scale>
 constexpr Value decoded(Code code, Scale scale) {
   if constexpr (std::is_same_v<Value, BF16>) {
-    return to_bf16(to_float(code) * to_float(scale));
+    const float product = to_float(code) * to_float(scale);
+    return product != product ? BF16{0x7FC0} : to_bf16(product);
   } else {
     return static_cast<Value>(to_float(code)) * static_cast<Value>(to_float(scale));
   }

@@ -35,22 +35,17 @@ inline void poison_e2m1(std::uint8_t* out, std::int64_t count) {
 
 /// Blocks of Block elements along the row: a table of 16 products serves a block.
 template <std::int64_t Block, typename Scale, typename Value>
-void decode_fp4_rows(const BlockScaledView<const std::uint8_t, const Scale>& view,
-                     const DecodedRows<Value>& out) {
-  for (std::int64_t row = 0; row < out.num_rows; ++row) {
-    const std::uint8_t* bytes = view.codes + row * view.code_stride;
-    const Scale* scales = view.scales + row * view.scale_stride;
-    Value* values = out.data + row * out.row_stride;
-    for (std::int64_t begin = 0; begin < out.num_cols; begin += Block) {
-      std::array<Value, 16> table{};
-      for (std::uint8_t code = 0; code < 16; ++code) {
-        table[code] = decoded<Value>(E2M1{code}, scales[begin / Block]);
-      }
-      const std::int64_t end = std::min(begin + Block, out.num_cols);
-      for (std::int64_t col = begin; col < end; ++col) {
-        const std::uint8_t byte = bytes[col / 2];
-        values[col] = table[(col % 2 == 0 ? even_e2m1(byte) : odd_e2m1(byte)).bits];
-      }
+void decode_fp4_row(const std::uint8_t* bytes, const Scale* scales, std::int64_t num_cols,
+                    Value* values) {
+  for (std::int64_t begin = 0; begin < num_cols; begin += Block) {
+    std::array<Value, 16> table{};
+    for (std::uint8_t code = 0; code < 16; ++code) {
+      table[code] = decoded<Value>(E2M1{code}, scales[begin / Block]);
+    }
+    const std::int64_t end = std::min(begin + Block, num_cols);
+    for (std::int64_t col = begin; col < end; ++col) {
+      const std::uint8_t byte = bytes[col / 2];
+      values[col] = table[(col % 2 == 0 ? even_e2m1(byte) : odd_e2m1(byte)).bits];
     }
   }
 }

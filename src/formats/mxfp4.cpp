@@ -6,6 +6,7 @@
 
 #include "core/checked_math.hpp"
 #include "core/simd.hpp"
+#include "formats/block_decoders.hpp"
 #include "formats/block_encoders.hpp"
 #include "formats/block_runs.hpp"
 #include "formats/fp4_rows.hpp"
@@ -59,10 +60,25 @@ void quantise_mxfp4(const BF16Rows& values, const Mxfp4View& out) {
 }
 
 void decode_mxfp4(const ConstMxfp4View& view, const DecodedRows<BF16>& out) {
-  decode_fp4_rows<kBlock>(view, out);
+  const BlockDecoders& decoders = block_decoders();
+  const std::int64_t num_blocks = out.num_cols / kBlock;
+  const std::int64_t whole = num_blocks * kBlock;
+  for (std::int64_t row = 0; row < out.num_rows; ++row) {
+    const auto* codes = view.codes + row * view.code_stride;
+    const auto* scales = view.scales + row * view.scale_stride;
+    BF16* values = out.data + row * out.row_stride;
+    decoders.mxfp4_blocks(codes, num_blocks, scales, values);
+    decode_fp4_row<kBlock>(codes + whole / 2, scales + num_blocks, out.num_cols - whole,
+                           values + whole);
+  }
 }
+
 void decode_mxfp4(const ConstMxfp4View& view, const DecodedRows<double>& out) {
-  decode_fp4_rows<kBlock>(view, out);
+  for (std::int64_t row = 0; row < out.num_rows; ++row) {
+    decode_fp4_row<kBlock>(view.codes + row * view.code_stride,
+                           view.scales + row * view.scale_stride, out.num_cols,
+                           out.data + row * out.row_stride);
+  }
 }
 
 }  // namespace distmoe

@@ -6,6 +6,7 @@
 
 #include "core/checked_math.hpp"
 #include "core/simd.hpp"
+#include "formats/block_decoders.hpp"
 #include "formats/block_encoders.hpp"
 #include "formats/block_runs.hpp"
 
@@ -113,11 +114,20 @@ inline __attribute__((always_inline)) void decode_across_columns(const E4M3* cod
     out[col] = decoded<Value>(codes[col], scales[col]);
 }
 
-DISTMOE_SIMD_CLONES void decode_row(BlockShape shape, const E4M3* codes, const E8M0* scales,
-                                    std::int64_t num_cols, BF16* out) {
-  if (shape == BlockShape::kColumns) return decode_across_columns(codes, scales, num_cols, out);
-  decode_along_row(codes, scales, num_cols, out);
+void decode_row(BlockShape shape, const E4M3* codes, const E8M0* scales, std::int64_t num_cols,
+                BF16* out) {
+  const BlockDecoders& decoders = block_decoders();
+  if (shape == BlockShape::kColumns) {
+    decoders.e4m3_columns(codes, num_cols, scales, out);
+    return;
+  }
+  const std::int64_t num_blocks = num_cols / kBlock;
+  const std::int64_t whole = num_blocks * kBlock;
+  decoders.e4m3_blocks(codes, num_blocks, scales, out);
+  if (whole < num_cols)
+    decode_run(codes + whole, scales[num_blocks], num_cols - whole, out + whole);
 }
+
 void decode_row(BlockShape shape, const E4M3* codes, const E8M0* scales, std::int64_t num_cols,
                 double* out) {
   if (shape == BlockShape::kColumns) return decode_across_columns(codes, scales, num_cols, out);
