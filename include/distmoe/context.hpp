@@ -35,6 +35,7 @@ struct CallStatistics {
 };
 
 class ContextImpl;
+class SavedForward;
 
 /// Owns the communication buffers, activation slots and scratch of one rank, as planned by
 /// `plan_memory`. Made collectively by all ranks of a communicator; used by one thread at a time.
@@ -81,6 +82,15 @@ class DISTMOE_EXPORT Context {
   /// less than its live forwards or more than it was selected with.
   void select_activation_slot(std::int64_t slot, std::int64_t num_moe_layers);
   std::int64_t selected_activation_slot() const;  ///< 0 after close()
+  /// Gives back what `saved` kept, as if its forward had not saved: for one whose backward will not
+  /// come, because activation checkpointing runs the forward again. `saved` is of no forward then.
+  /// Local, but all ranks discard alike: their next saving forward is peer_mismatch otherwise.
+  /// `stream` as in CallOptions, after the forward.
+  ///
+  /// Throws invalid_argument, and changes nothing, where a backward would be refused: for one that
+  /// had its backward, is not the last live one of its slot, of another context or of before a
+  /// reset().
+  void discard(SavedForward&& saved, void* stream = nullptr);
   /// After an aborted schedule: empties all slots, selects slot 0 with the full depth and forgets
   /// the peaks. Every SavedForward of this context is stale from then on. Local; all ranks reset.
   void reset();

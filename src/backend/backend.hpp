@@ -149,6 +149,8 @@ class Backend {
   /// Gives back the slot's bytes of the forward of `ticket`, the last live one of its slot, at the
   /// end of its backward.
   virtual void rewind(const SlotTicket& ticket) = 0;
+  /// The same of a forward whose backward does not come; `stream` as in CallOptions.
+  virtual void discard(const SlotTicket& ticket, void* stream) = 0;
   /// Empties all slots and forgets the peaks.
   virtual void reset_slots() = 0;
   /// Since creation or the last reset_slots(); a device is waited for.

@@ -7,9 +7,11 @@
 #include "core/check.hpp"
 #include "core/current_error.hpp"
 #include "core/log.hpp"
+#include "distmoe/saved_forward.hpp"
 #include "plan/expert_partition.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/handshake.hpp"
+#include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
 namespace {
@@ -124,6 +126,14 @@ void ContextImpl::select_slot(std::int64_t slot, std::int64_t num_layers) {
 
 std::int64_t ContextImpl::selected_slot() const { return slots_ ? slots_->selected_slot() : 0; }
 
+void ContextImpl::discard(const SavedForward& forward, void* stream) {
+  use([&](Backend& backend) {
+    const SlotTicket& ticket = check_backward(forward).ticket();
+    backend.discard(ticket, stream);
+    slots_->pop(ticket);
+  });
+}
+
 void ContextImpl::reset() {
   use([&](Backend& backend) {
     slots_->reset();
@@ -177,6 +187,10 @@ void Context::select_activation_slot(std::int64_t slot, std::int64_t num_moe_lay
   impl().select_slot(slot, num_moe_layers);
 }
 std::int64_t Context::selected_activation_slot() const { return impl().selected_slot(); }
+void Context::discard(SavedForward&& saved, void* stream) {
+  impl().discard(saved, stream);
+  saved = {};
+}
 void Context::reset() { impl().reset(); }
 // NOLINTEND(readability-make-member-function-const)
 RegionPeaks Context::region_peaks() const { return impl().region_peaks(); }

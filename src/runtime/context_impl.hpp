@@ -44,6 +44,7 @@ class ContextImpl {
   const std::shared_ptr<SlotLedger>& slots() const { return slots_; }
   void select_slot(std::int64_t slot, std::int64_t num_layers);
   std::int64_t selected_slot() const;
+  void discard(const SavedForward& forward, void* stream);
   void reset();
   RegionPeaks region_peaks();
   /// The state of a saved forward whose backward may come now. Throws invalid_argument where it is

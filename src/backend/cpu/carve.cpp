@@ -74,6 +74,8 @@ void CpuBackend::note_scratch(std::int64_t bytes) {
 
 void CpuBackend::rewind(const SlotTicket& ticket) { slots_.pop(ticket); }
 
+void CpuBackend::discard(const SlotTicket& ticket, void* /*stream*/) { rewind(ticket); }
+
 void CpuBackend::reset_slots() {
   slots_.reset();
   peaks_ = {};

@@ -50,6 +50,7 @@ class CpuBackend final : public Backend {
   void w13_dgrad_scatter(const BackwardCall& call) override;
   void reduce_gradients(const BackwardCall& call) override;
   void rewind(const SlotTicket& ticket) override;
+  void discard(const SlotTicket& ticket, void* stream) override;
   void reset_slots() override;
   RegionPeaks region_peaks() override;
 

@@ -161,6 +161,11 @@ void CudaBackend::rewind(const SlotTicket& ticket) {
   mark_end_of_call(backward_stream_);
 }
 
+void CudaBackend::discard(const SlotTicket& ticket, void* stream) {
+  backward_stream_ = stream != nullptr ? static_cast<cudaStream_t>(stream) : own_stream_;
+  rewind(ticket);
+}
+
 void CudaBackend::reset_slots() {
   const DeviceScope scope(setup_.device);
   wait_for_calls();
