@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls compute what a plain loop does, with the same bits for every number of ranks and kind of array."""
+"""Calls compute what a plain loop does, with the same bits for every number of ranks and array."""
 
 import numpy as np
 import pytest
 import torch
 
 import distmoe
-from layer import GRADIENTS, Layer, make_config, nan_like, reference, relative_error
-from layer import run_forward, run_training, same_bits
+from layer import (
+    GRADIENTS,
+    Layer,
+    make_config,
+    nan_like,
+    reference,
+    relative_error,
+    run_forward,
+    run_training,
+    same_bits,
+)
 
 # What rounding h1, h2, h3 and y to BF16 leaves, with room for the few values of these layers.
 TOLERANCE = 0.01
@@ -63,7 +72,9 @@ def test_forms_of_the_arguments_give_the_same_bits():
         wide[:, : config.hidden_dim] = layer.x
         layer.x = wide[:, : config.hidden_dim]
         assert same_bits(run_forward(context, layer), y)
-        layer.w13 = layer.w13.view(config.num_experts, 2, config.intermediate_dim, config.hidden_dim)
+        layer.w13 = layer.w13.view(
+            config.num_experts, 2, config.intermediate_dim, config.hidden_dim
+        )
         assert same_bits(run_forward(context, layer), y)
         layer.w13 = torch.nn.Parameter(layer.w13)
         assert same_bits(run_forward(context, layer), y)
@@ -94,7 +105,10 @@ def test_numpy_arrays_give_the_same_bits():
         y.flags.writeable = False
         with pytest.raises(ValueError, match="y is written to, but .* is read-only"):
             distmoe.routed_experts(
-                context, **layer.inputs(), **layer.local(context), y=distmoe.Reinterpreted(y, "bf16")
+                context,
+                **layer.inputs(),
+                **layer.local(context),
+                y=distmoe.Reinterpreted(y, "bf16"),
             )
 
 

@@ -11,7 +11,11 @@ from layer import make_config
 
 def test_what_is_given_is_kept_and_compared():
     config = make_config(activation="swiglu_clamped", wgrad_dtype="fp32")
-    assert (config.activation, config.wgrad_dtype, config.timeout) == ("swiglu_clamped", "fp32", 20.0)
+    assert (config.activation, config.wgrad_dtype, config.timeout) == (
+        "swiglu_clamped",
+        "fp32",
+        20.0,
+    )
     assert config == dataclasses.replace(config)
     assert config != dataclasses.replace(config, max_tokens=15)
     assert hash(config) == hash(dataclasses.replace(config))
@@ -28,7 +32,10 @@ def test_fields_cannot_be_changed():
         (dict(max_tokens=0), "max_tokens is 0; legal is 1 to"),
         (dict(top_k=8), "top_k is 8; legal is 1 to num_experts, which is 7"),
         (dict(activation_slot_bytes=-1), "activation_slot_bytes is -1"),
-        (dict(activation_slot_capacity_factor=float("nan")), "activation_slot_capacity_factor is nan"),
+        (
+            dict(activation_slot_capacity_factor=float("nan")),
+            "activation_slot_capacity_factor is nan",
+        ),
         (dict(precision="fp8"), "precision is 'fp8'; legal is one of bf16, mxfp8, nvfp4, mxfp4"),
         (dict(wgrad_dtype="fp16"), "wgrad_dtype is 'fp16'; legal is one of none, bf16, fp32"),
         (dict(timeout=float("inf")), "timeout is inf s"),

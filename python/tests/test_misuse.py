@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong arguments: the class of the exception, the values in its words, and a context that goes on."""
+"""Wrong arguments: the class of the exception, the values in its words, and what works after."""
 
 import pytest
 import torch
@@ -8,7 +8,11 @@ import distmoe
 from layer import Layer, make_config, nan_like, run_forward
 
 CASES = {
-    "x of another type": (dict(x=torch.zeros(11, 32)), ValueError, "x must be bf16, got f32 [11, 32]"),
+    "x of another type": (
+        dict(x=torch.zeros(11, 32)),
+        ValueError,
+        "x must be bf16, got f32 [11, 32]",
+    ),
     "ids of another type": (
         dict(topk_ids=torch.zeros(11, 3, dtype=torch.int16)),
         ValueError,
@@ -90,7 +94,9 @@ def test_a_refusal_is_raised_on_every_rank():
             assert run_forward(context, layer).isfinite().all()
 
     distmoe.run_thread_group(2, body)
-    assert all("topk_ids must be int32 or int64, got int16 [11, 3]" in words[rank] for rank in words)
+    assert all(
+        "topk_ids must be int32 or int64, got int16 [11, 3]" in words[rank] for rank in words
+    )
     assert all("rank 1" in words[rank] for rank in words) and len(words) == 2
 
 
