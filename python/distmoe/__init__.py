@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The routed experts of a Mixture-of-Experts layer over an expert-parallel group of ranks.
 
-This package mirrors the C++ interface. Tensors are any objects that speak DLPack: of NumPy, PyTorch,
-JAX, CuPy. `distmoe.torch` has PyTorch operators with gradients; nothing here imports PyTorch.
+This package mirrors the C++ interface. Tensors are any objects that speak DLPack: of NumPy,
+PyTorch, JAX, CuPy. `distmoe.torch` has PyTorch operators with gradients; nothing here imports
+PyTorch.
 """
 
 from distmoe._core import (

@@ -121,7 +121,8 @@ std::shared_ptr<HeldForward> saving_forward(const ContextObject& context, nb::ha
                      const TensorView& y_TD, const CallOptions& options) {
                     return saving_routed_experts(inner, input, weights, y_TD, options);
                   });
-  return std::make_shared<HeldForward>(std::move(saved), context.shared);
+  return std::make_shared<HeldForward>(std::move(saved), context.shared,
+                                       reinterpret_cast<void*>(stream));
 }
 
 /// Which of the weights' gradients are added to what their destinations hold: True for all, or a

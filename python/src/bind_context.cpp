@@ -70,6 +70,16 @@ void bind_slots(nb::class_<ContextObject>& type) {
                      return self.shared->context().selected_activation_slot();
                    })
       .def(
+          "discard",
+          [](const ContextObject& self, HeldForward& forward, std::uintptr_t stream) {
+            self.run([&](Context& context) {
+              context.discard(std::move(forward.saved), reinterpret_cast<void*>(stream));
+            });
+          },
+          "saved"_a, nb::kw_only(), "stream"_a = 0,
+          "Gives back what `saved` kept, as if its forward had not saved. It must be the last live "
+          "one of its slot. All ranks discard alike.")
+      .def(
           "reset",
           [](const ContextObject& self) { self.run([](Context& context) { context.reset(); }); },
           "After an aborted schedule: empties all slots and selects slot 0. All ranks reset.")

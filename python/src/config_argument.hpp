@@ -20,7 +20,7 @@ Choice choice_of(const char* name, const std::string& text) {
     if (text == option_name(static_cast<Choice>(value))) return static_cast<Choice>(value);
   }
   throw Error(ErrorCode::kInvalidArgument,
-              python::concat(name, " is '", text, "'; legal is one of ", legal_options<Choice>()));
+              concat(name, " is '", text, "'; legal is one of ", legal_options<Choice>()));
 }
 
 /// Raises invalid_argument for what is no number of milliseconds in 64 bits.

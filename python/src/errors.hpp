@@ -7,20 +7,12 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
-#include <sstream>
 #include <string>
 
+#include "core/check.hpp"
 #include "distmoe/error.hpp"
 
 namespace distmoe::python {
-
-/// Joins values into one text, as operator<< prints them.
-template <typename... Values>
-std::string concat(const Values&... values) {
-  std::ostringstream text;
-  (text << ... << values);
-  return text.str();
-}
 
 void translate_errors();
 

@@ -17,4 +17,5 @@ NB_MODULE(_core, module) {
   bind_communicator(module);
   bind_context(module);
   bind_calls(module);
+  bind_saved_tensor(module);
 }

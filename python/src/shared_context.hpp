@@ -21,18 +21,31 @@ namespace distmoe::python {
 class SharedContext;
 
 /// A saved forward; dropping it unused is left to its context's next call.
+///
+/// What it kept is discarded where its backward was not to be expected and its slot allows it: see
+/// Context::discard(). Otherwise the slot needs a reset.
 class HeldForward {
  public:
-  HeldForward(SavedForward saved, std::weak_ptr<SharedContext> owner)
-      : saved(std::move(saved)), owner_(std::move(owner)) {}
+  /// `stream`: where the forward ran.
+  HeldForward(SavedForward saved, std::weak_ptr<SharedContext> owner, void* stream)
+      : saved(std::move(saved)), owner_(std::move(owner)), stream_(stream) {}
   HeldForward(const HeldForward&) = delete;
   HeldForward& operator=(const HeldForward&) = delete;
   ~HeldForward();
 
   SavedForward saved;
+  std::atomic<bool> is_expendable{false};
 
  private:
   std::weak_ptr<SharedContext> owner_;
+  void* stream_;
+};
+
+/// A saved forward without its backward.
+struct DroppedForward {
+  SavedForward saved;
+  bool is_expendable = false;
+  void* stream = nullptr;
 };
 
 class SharedContext {
@@ -50,7 +63,14 @@ class SharedContext {
     return body(context_);
   }
 
-  void drop(SavedForward saved);
+  void drop(DroppedForward dropped);
+
+  // --- saved forwards by numbers, which travel as tensors (saved_tensor.hpp) ---
+
+  std::int64_t keep(std::shared_ptr<HeldForward> forward);
+  /// Null for a number that nothing has.
+  std::shared_ptr<HeldForward> find(std::int64_t number);
+  void forget(std::int64_t number);
 
  private:
   /// Holds the context for one call, if no other has it.
@@ -71,7 +91,9 @@ class SharedContext {
   Context context_;
   std::atomic_flag in_call_;
   std::mutex mutex_;  // of what follows
-  std::vector<SavedForward> dropped_;
+  std::vector<DroppedForward> dropped_;
+  std::unordered_map<std::int64_t, std::shared_ptr<HeldForward>> kept_;
+  std::int64_t last_number_ = 0;
 };
 
 }  // namespace distmoe::python

@@ -60,7 +60,9 @@ class Layer:
         self.x = random(inputs, tokens, width).to(BF16)
         self.dy = random(inputs, tokens, width).to(BF16)
         chosen = [torch.randperm(experts, generator=inputs)[: config.top_k] for _ in range(tokens)]
-        self.ids = torch.stack(chosen) if tokens else torch.zeros(0, config.top_k, dtype=torch.int64)
+        self.ids = (
+            torch.stack(chosen) if tokens else torch.zeros(0, config.top_k, dtype=torch.int64)
+        )
         if tokens > 2:
             self.ids[2, 1] = -1
         self.scores = torch.rand(tokens, config.top_k, generator=inputs) + 0.1
@@ -132,7 +134,9 @@ def run_training(context, layer: Layer) -> dict[str, torch.Tensor]:
     weights = layer.local(context)
     saved = distmoe.saving_routed_experts(context, **layer.inputs(), **weights, y=y)
     results = dict(x=nan_like(layer.x), scores=nan_like(layer.scores))
-    results.update({name: nan_like(weight) for name, weight in weights.items()})
+    is_wide = layer.config.wgrad_dtype == "fp32"
+    for name, weight in weights.items():
+        results[name] = nan_like(weight.float() if is_wide else weight)
     distmoe.routed_experts_backward(
         context,
         saved,
@@ -141,3 +145,11 @@ def run_training(context, layer: Layer) -> dict[str, torch.Tensor]:
         **{f"grad_{name}": place for name, place in results.items()},
     )
     return dict(y=y, **results)
+
+
+def digest(results: dict[str, torch.Tensor]) -> dict[str, int]:
+    """A number of the bits of every tensor: what moves or changes changes it."""
+    return {
+        name: int((bits(t).flatten().long() * (torch.arange(bits(t).numel()) % 8191 + 1)).sum())
+        for name, t in results.items()
+    }

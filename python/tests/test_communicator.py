@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of the library and communicators that Python implements give the same bits."""
 
+import json
 import queue
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 import distmoe
-from layer import Layer, make_config, run_training, same_bits
+from layer import Layer, digest, make_config, run_training, same_bits
 
 
 class QueueCommunicator(distmoe.Communicator):
@@ -96,6 +100,18 @@ def test_every_engine_gives_the_same_bits(make_group):
     for rank in range(3):
         for name, value in expected[rank].items():
             assert same_bits(results[rank][name], value), name
+
+
+def test_processes_under_mpirun_give_the_same_bits(tmp_path):
+    expected = run_ranks(distmoe.make_thread_group(2), train(make_config()))
+    program = Path(__file__).resolve().parent / "mpi_rank.py"
+    command = "mpirun --allow-run-as-root --oversubscribe -n 2".split()
+    command += [sys.executable, str(program), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        facts = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert facts == digest(expected[rank])
 
 
 def test_facts_of_a_group():

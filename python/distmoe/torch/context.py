@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts as operators see them: by a number that a graph can hold."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import cast
+
+import torch
+import torch.distributed
+
+import distmoe
+from distmoe.torch.group import GroupCommunicator
+
+_numbers = itertools.count(1)
+_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
+
+
+class Context:
+    """A distmoe.Context for PyTorch's operators; made by `create_context`.
+
+    `core` is the distmoe.Context; what it offers is reached through it, and the parts that training
+    needs are repeated here. Used by one thread at a time.
+    """
+
+    def __init__(self, core: distmoe.Context, device: torch.device) -> None:
+        # Plain attributes: a compiled graph guards on them instead of calling into C++.
+        self.core = core
+        self.device = device
+        self.config = cast(distmoe.Config, core.config)
+        self.inference = self.config.inference
+        # Of weights' gradients; None: that of the weight.
+        self.wgrad_dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(
+            self.config.wgrad_dtype or ""
+        )
+        self.num_local_experts = core.num_local_experts
+        self.first_expert = core.first_expert
+        self.number = next(_numbers)
+        _contexts[self.number] = self
+
+    @property
+    def rank(self) -> int:
+        return self.core.rank
+
+    @property
+    def size(self) -> int:
+        return self.core.size
+
+    @property
+    def memory_plan(self) -> distmoe.MemoryPlan:
+        return self.core.memory_plan
+
+    @property
+    def is_closed(self) -> bool:
+        return self.core.is_closed
+
+    def select_activation_slot(self, slot: int, num_moe_layers: int) -> None:
+        self.core.select_activation_slot(slot, num_moe_layers)
+
+    def reset(self) -> None:
+        """After an aborted schedule or a dropped graph: empties all slots. All ranks reset."""
+        self.core.reset()
+
+    def check(self) -> None:
+        """Raises the first fault that a device found since the last check."""
+        self.core.check()
+
+    def last_call(self) -> distmoe.CallStatistics:
+        return self.core.last_call()
+
+    def close(self) -> None:
+        self.core.close()
+
+    def __deepcopy__(self, memo: object) -> Context:
+        """A copied module calls the same context: its memory belongs to one group of ranks."""
+        return self
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else f"rank {self.rank} of {self.size}"
+        return f"<distmoe.torch.Context {self.number}, {self.device}, {state}>"
+
+
+def context_of(number: int) -> Context:
+    """The context that a graph names."""
+    context = _contexts.get(number)
+    if context is None:
+        raise distmoe.ClosedError(f"distmoe.torch context {number} does not exist any more")
+    return context
+
+
+def _communicator(
+    group: object, device: torch.device, timeout: float
+) -> distmoe.Communicator | None:
+    if group is None:
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return None
+        group = torch.distributed.group.WORLD
+    if isinstance(group, distmoe.Communicator):
+        return group
+    if not isinstance(group, torch.distributed.ProcessGroup):
+        raise TypeError(
+            f"group is {type(group).__name__}; it must be a torch.distributed process group, a"
+            " distmoe.Communicator or None"
+        )
+    if device.type == "cpu":
+        return GroupCommunicator(group)
+    if group.size() == 1:
+        return None
+    # NOTE: NCCL groups carry no host memory; what meets on the host goes over gloo.
+    ranks = torch.distributed.get_process_group_ranks(group)
+    host = torch.distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return distmoe.make_nccl_communicator(GroupCommunicator(host), device.index, timeout)
+
+
+def create_context(
+    config: distmoe.Config,
+    group: torch.distributed.ProcessGroup | distmoe.Communicator | None = None,
+    *,
+    device: torch.device | str | int | None = None,
+    num_threads: int = 0,
+) -> Context:
+    """Makes the context of this rank. Collective over `group`.
+
+    Without a group: the default one of torch.distributed where that is initialised, one rank
+    otherwise. Without a device: the current CUDA device where PyTorch has one, else the CPU. On the
+    CPU calls travel over the group itself (gloo, for example), on GPUs over NCCL's symmetric
+    windows. `num_threads`: worker threads of a rank on the CPU, 0 for its share of the
+    cores.
+    """
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(device)
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    if chosen.type not in ("cpu", "cuda"):
+        raise distmoe.InvalidArgumentError(f"device is {chosen}; legal are cpu and cuda")
+    core = distmoe.Context.create(
+        config,
+        _communicator(group, chosen, config.timeout),
+        backend=chosen.type,
+        device=chosen.index or 0,
+        num_threads=num_threads,
+    )
+    return Context(core, chosen)

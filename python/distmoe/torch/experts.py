@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The experts of this rank as a module."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import distmoe
+from distmoe.torch.context import Context
+from distmoe.torch.routed_experts import routed_experts
+
+
+class RoutedExperts(nn.Module):
+    """Weights of the experts that this rank of `context` owns, and the call over all ranks.
+
+    `w13` is [L, 2F, D], `w2` [L, D, F], in BF16, with `has_bias` also `bias13` [L, 2F] and `bias2`
+    [L, D]. Which experts these are: `context.first_expert` and the L - 1 after it. A rank may own
+    none.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        has_bias: bool = False,
+        norm: distmoe.PostExpertNorm | None = None,
+        accumulate_wgrad: bool = False,
+    ) -> None:
+        super().__init__()
+        config, experts = context.config, context.num_local_experts
+        width, depth = config.hidden_dim, config.intermediate_dim
+        self.context, self.norm, self.accumulate_wgrad = context, norm, accumulate_wgrad
+
+        def parameter(*shape: int) -> nn.Parameter:
+            memory = torch.empty(*shape, dtype=torch.bfloat16, device=context.device)
+            return nn.Parameter(memory, requires_grad=not context.inference)
+
+        self.w13, self.w2 = parameter(experts, 2 * depth, width), parameter(experts, width, depth)
+        self.bias13 = parameter(experts, 2 * depth) if has_bias else None
+        self.bias2 = parameter(experts, width) if has_bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(what a row sums over), as nn.Linear does; biases are zero."""
+        for weight in (self.w13, self.w2):
+            bound = weight.shape[-1] ** -0.5
+            weight.uniform_(-bound, bound)
+        for bias in (self.bias13, self.bias2):
+            if bias is not None:
+                bias.zero_()
+
+    def forward(self, x: Tensor, topk_ids: Tensor, topk_scores: Tensor) -> Tensor:
+        """`x` is [..., D], ids and scores are [..., K]; so is what is returned, [..., D]."""
+        top_k = topk_ids.shape[-1]
+        y = routed_experts(
+            x.reshape(-1, x.shape[-1]),
+            topk_ids.reshape(-1, top_k),
+            topk_scores.reshape(-1, top_k),
+            self.w13,
+            self.w2,
+            self.context,
+            bias13=self.bias13,
+            bias2=self.bias2,
+            norm=self.norm,
+            accumulate_wgrad=self.accumulate_wgrad,
+        )
+        return y.view(x.shape)
+
+    def extra_repr(self) -> str:
+        config = self.context.config
+        return (
+            f"{self.context.num_local_experts} of {config.num_experts} experts,"
+            f" D={config.hidden_dim}, F={config.intermediate_dim}, K={config.top_k},"
+            f" {config.activation}"
+        )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts over a gloo group under torchrun: the bits of threads, and errors on every rank."""
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import distmoe
+import distmoe.torch
+from layer import digest
+from torch_model import Model, train_config
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def torchrun(*arguments: str, size: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += ["--nproc-per-node", str(size), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=FOLDER)
+
+
+def facts_of_ranks(case: str, folder: Path, size: int = 2) -> list[dict]:
+    """What the ranks that had something to tell left, in their order."""
+    done = torchrun(str(FOLDER / "torch_ranks.py"), case, str(folder), size=size)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(place.read_text()) for place in sorted(folder.glob("*.json"))]
+
+
+def test_a_group_gives_the_bits_of_threads(tmp_path):
+    expected = {}
+
+    def body(communicator):
+        with distmoe.torch.create_context(train_config(), communicator, device="cpu") as context:
+            results = Model(context, num_tokens=5 + context.rank).train()
+            expected[context.rank] = digest(results)
+
+    threads = [
+        threading.Thread(target=body, args=(communicator,))
+        for communicator in distmoe.make_thread_group(3)
+    ]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    facts = facts_of_ranks("train_over_the_group", tmp_path, size=3)
+    assert [fact["digest"] for fact in facts] == [expected[rank] for rank in range(3)]
+
+
+def test_a_refusal_is_raised_on_every_rank(tmp_path):
+    facts = facts_of_ranks("refuse_on_every_rank", tmp_path)
+    assert len(facts) == 2
+    assert all("rank 1" in fact["words"] for fact in facts)
+    assert all("x must be bf16, got f32 [11, 32]" in fact["words"] for fact in facts)
+
+
+def test_a_rank_that_does_not_come_is_lost(tmp_path):
+    (fact,) = facts_of_ranks("lose_a_rank", tmp_path)
+    assert "rank 1" in fact["words"] and "2.0 s" in fact["words"]

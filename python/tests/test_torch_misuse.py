@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong use of the PyTorch operators: the exception's class, its words, and what works after."""
+
+import gc
+
+import pytest
+import torch
+
+import distmoe
+import distmoe.torch
+from layer import Layer, make_config
+from torch_model import Model, open_context
+
+
+def call(own, layer, **changes):
+    given = dict(**layer.inputs(), **layer.local(own), context=own)
+    return distmoe.torch.routed_experts(**{**given, **changes})
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(x=torch.zeros(11, 32)), "x must be bf16, got f32 [11, 32]"),
+        (dict(topk_ids=torch.zeros(11, 3)), "topk_ids must be int32 or int64, got f32 [11, 3]"),
+        (dict(topk_scores=torch.zeros(11, 2)), "topk_scores must have shape [11, 3]"),
+        (
+            dict(x=torch.zeros(32, 11, dtype=torch.bfloat16).t()),
+            "x needs stride 1 in its last dimension, got bf16 [11, 32] with strides [1, 11]",
+        ),
+    ],
+)
+def test_arguments_outside_the_contract(changes, words, needs_grad):
+    with open_context() as context:
+        layer = Layer(context.config)
+        layer.w2.requires_grad_(needs_grad)
+        with pytest.raises(distmoe.InvalidArgumentError) as raised:
+            call(context, layer, **changes)
+        assert words in str(raised.value)
+        assert call(context, layer).isfinite().all()
+
+
+def test_inference_contexts_refuse_gradients():
+    with open_context(make_config(inference=True)) as context:
+        layer = Layer(context.config)
+        layer.w13.requires_grad_()
+        layer.scores.requires_grad_()
+        with pytest.raises(
+            ValueError, match=r"topk_scores, w13 require\(s\) grad, but the context"
+        ):
+            call(context, layer)
+        with torch.no_grad():
+            assert call(context, layer).isfinite().all()
+
+
+def test_closed_and_forgotten_contexts():
+    with open_context() as context:
+        layer = Layer(context.config)
+        weights = layer.local(context)
+    with pytest.raises(distmoe.ClosedError, match="the context is closed"):
+        distmoe.torch.routed_experts(**layer.inputs(), **weights, context=context)
+    number = context.number
+    del context
+    with pytest.raises(distmoe.ClosedError, match=f"context {number} does not exist any more"):
+        torch.ops.distmoe.routed_experts(
+            *layer.inputs().values(), *weights.values(), None, None, 0.0, False, number
+        )
+
+
+def test_a_core_context_is_named():
+    with open_context() as context:
+        with pytest.raises(
+            TypeError, match="context is Context; it must be a distmoe.torch.Context"
+        ):
+            call(context, Layer(context.config), context=context.core)
+
+
+def test_the_operator_without_a_backward_says_so():
+    with open_context() as context:
+        layer = Layer(context.config)
+        layer.x.requires_grad_()
+        weights = layer.local(context)
+        with pytest.raises(ValueError, match="distmoe::routed_experts has no backward"):
+            torch.ops.distmoe.routed_experts(
+                *layer.inputs().values(), *weights.values(), None, None, 0.0, False, context.number
+            )
+
+
+def test_a_graph_that_is_dropped_asks_for_a_reset():
+    with open_context() as context:
+        model = Model(context)
+        y = model.forward(model.leaves)
+        del y
+        gc.collect()
+        with pytest.raises(ValueError, match=r"activation slot 0 needs reset\(\)"):
+            model.forward(model.leaves)
+        context.reset()
+        assert model.train()["y"].isfinite().all()
+
+
+def test_backwards_out_of_order_are_refused():
+    with open_context() as context:
+        layer = Layer(context.config)
+        layer.w13.requires_grad_()
+        first, second = call(context, layer), call(context, layer)
+        with pytest.raises(ValueError, match="is not the last one: layer 1 waits"):
+            first.backward(layer.dy)
+        second.backward(layer.dy)
+        assert layer.w13.grad is not None
+
+
+def test_a_second_backward_is_refused():
+    with open_context() as context:
+        layer = Layer(context.config)
+        layer.w13.requires_grad_()
+        y = call(context, layer)
+        y.backward(layer.dy, retain_graph=True)
+        with pytest.raises(ValueError, match="had its backward already"):
+            y.backward(layer.dy)
+
+
+def test_a_backward_after_a_reset_is_refused():
+    with open_context() as context:
+        layer = Layer(context.config)
+        layer.w13.requires_grad_()
+        y = call(context, layer)
+        context.reset()
+        with pytest.raises(ValueError, match=r"from before a reset\(\)"):
+            y.backward(layer.dy)
+
+
+def test_norms_that_operators_cannot_have():
+    with open_context() as context:
+        layer = Layer(context.config)
+        with pytest.raises(ValueError, match="norm.eps is 0"):
+            call(context, layer, norm=distmoe.PostExpertNorm(eps=0.0))
+        gamma = torch.ones(32, dtype=torch.bfloat16)
+        with pytest.raises(NotImplementedError, match="no norm.gamma"):
+            call(context, layer, norm=distmoe.PostExpertNorm(gamma=gamma))
+
+
+def test_groups_and_devices_that_are_none():
+    with pytest.raises(
+        TypeError, match="group is int; it must be a torch.distributed process group"
+    ):
+        distmoe.torch.create_context(make_config(), 3, device="cpu")
+    with pytest.raises(ValueError, match="device is meta; legal are cpu and cuda"):
+        distmoe.torch.create_context(make_config(), device="meta")
+    with pytest.raises(ValueError, match="there is no process group"):
+        distmoe.torch.GroupCommunicator()
