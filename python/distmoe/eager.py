@@ -37,12 +37,15 @@ class EagerCall:
         self, used: dict[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], set[str]]:
         """Where the gradients of `used` weights are written, and the names of those added to."""
-        dtype = getattr(torch, _DTYPE_OF[self.context.config.wgrad_dtype or "bf16"])
         places = {
-            name: torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format)
+            name: torch.empty(weight.shape, dtype=self.wgrad_dtype(weight), device=weight.device)
             for name, weight in used.items()
         }
         return places, set()
+
+    def wgrad_dtype(self, weight: torch.Tensor) -> torch.dtype:
+        """Of the gradient of `weight` where nothing else says it."""
+        return _DTYPE_OF.get(self.context.config.wgrad_dtype, weight.dtype)
 
     def deliver(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradients that autograd gets."""
@@ -52,7 +55,7 @@ class EagerCall:
         """The backward is done."""
 
 
-_DTYPE_OF = {"bf16": "bfloat16", "fp32": "float32"}
+_DTYPE_OF = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def run(
@@ -107,8 +110,10 @@ class SavingExperts(torch.autograd.Function):
     def backward(ctx, grad_y):
         call, needs = ctx.call, ctx.needs_input_grad
         given = ctx.saved_tensors
-        used = dict(zip(WEIGHT_NAMES, call.weights(*given)))
-        wanted = {name: used[name] for name, need in zip(WEIGHT_NAMES, needs[4:]) if need}
+        used = dict(zip(WEIGHT_NAMES, call.weights(*given), strict=True))
+        wanted = {
+            name: used[name] for name, need in zip(WEIGHT_NAMES, needs[4:], strict=True) if need
+        }
         places, added = call.destinations(wanted)
         dy = grad_y.contiguous()
         grad_x = torch.empty_like(dy) if needs[1] else None
@@ -128,7 +133,8 @@ class SavingExperts(torch.autograd.Function):
         call.finish()
         delivered = call.deliver(places)
         weight_gradients = [
-            _as_argument(delivered.get(name), weight) for name, weight in zip(WEIGHT_NAMES, given)
+            _as_argument(delivered.get(name), weight)
+            for name, weight in zip(WEIGHT_NAMES, given, strict=True)
         ]
         return None, grad_x, None, grad_scores, *weight_gradients
 

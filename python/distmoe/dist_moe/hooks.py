@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call whose weights and weight gradients pass through the caller's programs."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from distmoe.dist_moe.layouts import as_matrices
+from distmoe.dist_moe.options import ExecutionOptions
+from distmoe.eager import EagerCall
+
+NAMES = ("w2", "w13")  # the order in which programs get gradients
+
+
+class HookedCall(EagerCall):
+    """An EagerCall of dist_moe's options; w13 and w2 are the arguments as they were given."""
+
+    def __init__(self, context, options: ExecutionOptions, arguments: dict, **core_options) -> None:
+        super().__init__(context, **core_options)
+        self._options = options
+        self._shapes = {name: argument.shape for name, argument in arguments.items()}
+        self._owners = (
+            {name: weakref.ref(_owner(name, options, arguments)) for name in ("w13", "w2")}
+            if options.inplace_wgrad_accum and torch.is_grad_enabled()
+            else {}
+        )
+        self._taken: dict[str, torch.Tensor] = {}
+        self.used: tuple[torch.Tensor | None, ...] = ()  # of the last forward or backward
+
+    def weights(self, w13, w2, bias13, bias2):
+        preprocess = self._options.weights_preprocess_fn
+        if preprocess is not None:
+            w13, w2 = preprocess(w13), preprocess(w2)
+        matrices = as_matrices(w13, w2, self.context.num_local_experts, self.context.config)
+        self.used = (*matrices, None, None)
+        return self.used
+
+    def destinations(self, used):
+        if self._options.wgrad_destination_fn is not None:
+            return self._given_destinations(used)
+        places, added = super().destinations(used)
+        memory = {name: self._owned_memory(name) for name in used} if self._owners else {}
+        # Like dist_moe's: either both are added to, or fresh gradients are returned.
+        if memory and all(place is not None for place in memory.values()):
+            self._taken = memory
+            places = {name: place.detach().view(used[name].shape) for name, place in memory.items()}
+            added = set(places)
+        return places, added
+
+    def _owned_memory(self, name: str) -> torch.Tensor | None:
+        owner = self._owners[name]()
+        if owner is None:
+            raise RuntimeError(f"the parameter that owns the gradient of {name} is gone")
+        memory = owner.grad
+        if memory is None:
+            return None
+        fits = memory.shape == owner.shape and memory.device == owner.device
+        if not fits or not memory.is_contiguous():
+            raise RuntimeError(
+                f"the gradient of {name}'s owner must be contiguous {list(owner.shape)} on"
+                f" {owner.device} to be added to, got {list(memory.shape)} on {memory.device}"
+            )
+        if memory.dtype not in (torch.bfloat16, torch.float32):
+            raise TypeError(f"the gradient of {name}'s owner must be bfloat16 or float32")
+        return memory
+
+    def _given_destinations(self, used):
+        places, added = {}, set()
+        for name in NAMES:
+            if name not in used:
+                continue
+            wanted = (self._shapes[name], self.wgrad_dtype(used[name]), used[name].device)
+            tensor, is_added = _checked_destination(
+                name, self._options.wgrad_destination_fn(name, *wanted), *wanted
+            )
+            places[name] = tensor.detach().view(used[name].shape)
+            if is_added:
+                added.add(name)
+        return places, added
+
+    def finish(self) -> None:
+        self.used = ()
+
+    def deliver(self, gradients):
+        if self._options.wgrad_destination_fn is not None:
+            return {}
+        postprocess = self._options.wgrad_postprocess_fn
+        if postprocess is not None:
+            return {
+                name: postprocess(name, gradients[name].view(self._logical_shape(name, gradients)))
+                for name in NAMES
+                if name in gradients
+            }
+        for name, memory in self._taken.items():
+            # NOTE: autograd gets the parameter's own gradient back, so that its storage stays and
+            # hooks run once.
+            owner = self._owners[name]()
+            owner.grad = None
+            gradients[name] = memory.detach()
+        self._taken = {}
+        return gradients
+
+    def _logical_shape(self, name, gradients):
+        shape = self._shapes[name]
+        return shape if shape.numel() == gradients[name].numel() else gradients[name].shape
+
+
+def _checked_destination(name, answer, shape, dtype, device) -> tuple[torch.Tensor, bool]:
+    is_pair = isinstance(answer, tuple) and [type(item) for item in answer][1:] == [bool]
+    if not is_pair or not isinstance(answer[0], torch.Tensor):
+        raise TypeError(
+            f"wgrad_destination_fn must return (tensor, accumulate) for {name}: {answer!r}"
+        )
+    tensor = answer[0]
+    fits = (tensor.shape, tensor.dtype, tensor.device) == (shape, dtype, device)
+    if not fits or not tensor.is_contiguous():
+        raise RuntimeError(
+            f"wgrad_destination_fn must return a contiguous tensor of the requested shape"
+            f" {list(shape)}, {dtype}, on {device} for {name}, got {list(tensor.shape)},"
+            f" {tensor.dtype}, on {tensor.device}"
+        )
+    return answer
+
+
+def _owner(name: str, options: ExecutionOptions, arguments: dict) -> torch.Tensor:
+    """The parameter to whose gradient that of a weight is added."""
+    if options.wgrad_parameter_owners is not None:
+        owner = options.wgrad_parameter_owners[0 if name == "w13" else 1]
+    else:
+        weight = arguments[name]
+        owner = weight if weight._base is None else weight._base
+    if not owner.is_leaf:
+        raise ValueError(f"the owner of {name}'s gradient must be a leaf, got {owner.grad_fn}")
+    if not owner.requires_grad:
+        raise ValueError(f"the owner of {name}'s gradient must be a parameter that needs gradients")
+    return owner

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The call: dist_moe's checks in their order, then the way of distmoe that the options need."""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+import distmoe.torch
+from distmoe.dist_moe.block_scaled import PreparedWeight
+from distmoe.dist_moe.callbacks import PostprocessAndCombine, RepeatTokens
+from distmoe.dist_moe.context import Context
+from distmoe.dist_moe.hooks import HookedCall
+from distmoe.dist_moe.layouts import as_matrices
+from distmoe.dist_moe.norm import core_norm, output_gradient
+from distmoe.dist_moe.options import ExecutionOptions
+from distmoe.eager import EagerCall, SavingExperts, needs_backward, run
+
+
+def routed_experts(
+    x_TD: torch.Tensor,
+    ids_TK: torch.Tensor,
+    scores_TK: torch.Tensor,
+    w13: torch.Tensor | PreparedWeight,
+    w2: torch.Tensor | PreparedWeight,
+    context: Context,
+    *,
+    options: ExecutionOptions | None = None,
+) -> torch.Tensor:
+    """What the experts that a token names answer, weighted by the scores: BF16 [T, D].
+
+    Collective over the ranks of `context`.
+    """
+    if options is None:
+        options = ExecutionOptions()
+    elif not isinstance(options, ExecutionOptions):
+        raise TypeError(f"options must be ExecutionOptions, got {type(options).__name__}")
+    context._check_open()
+    _check_clip(x_TD, context, options)
+    _check_shapes(x_TD, ids_TK, scores_TK, context)
+    _check_prepared(w13, w2, context, options)
+    weights = (w13, w2)
+    if options.weights_preprocess_fn is None:
+        weights = as_matrices(w13, w2, context.inner.num_local_experts, context.inner.config)
+    _check_tensors(x_TD, ids_TK, scores_TK)
+    _check_devices(x_TD, ids_TK, scores_TK, w13, w2)
+    norm = options.norm
+    _check_inference(context, x_TD, scores_TK, w13, w2, None if norm is None else norm.weight)
+    needs_eager = options.requires_eager
+    if needs_eager and _is_traced(x_TD):
+        raise RuntimeError("these ExecutionOptions run Python in the call: they require eager mode")
+    inputs = (x_TD, ids_TK, scores_TK)
+    if options.callback is not None:
+        return _run_with_callback(context, options, *inputs, w13, w2)
+    core_options = _clip(options)
+    if norm is not None:
+        core_options["norm"] = core_norm(norm, x_TD, scores_TK, inference=context.config.inference)
+    is_plain = "clip_counts" not in core_options and (norm is None or norm.weight is None)
+    if is_plain and not needs_eager and options.wgrad_parameter_owners is None:
+        return distmoe.torch.routed_experts(
+            *inputs,
+            *weights,
+            context.inner,
+            norm=core_options.get("norm"),
+            accumulate_wgrad=options.inplace_wgrad_accum,
+        )
+    return _run_hooked(context, options, core_options, *inputs, w13, w2)
+
+
+# --- checks ---
+
+
+def _check_clip(x, context: Context, options: ExecutionOptions) -> None:
+    counts = options.swiglu_clip_stats_out_3
+    if counts is None:
+        return
+    if counts.device != x.device:
+        raise ValueError(f"swiglu_clip_stats_out_3 is on {counts.device}, x on {x.device}")
+    if context.config.block_scaled is not None:
+        raise ValueError("swiglu_clip_stats_out_3 is for BF16 contexts")
+
+
+def _check_shapes(x, ids, scores, context: Context) -> None:
+    if x.ndim != 2 or x.shape[1] != context.hidden_dim:
+        raise ValueError(f"x must be [T, {context.hidden_dim}], got {list(x.shape)}")
+    tokens, exact = x.shape[0], context.config.num_local_input_tokens
+    if exact is not None and tokens != exact:
+        raise ValueError(f"the tokens of x must equal num_local_input_tokens={exact}, got {tokens}")
+    most = context.max_num_local_input_tokens
+    if not 1 <= tokens <= most:
+        raise ValueError(f"the tokens of x must be in [1, {most}], got {tokens}")
+    expected = (tokens, context.top_k)
+    for name, tensor in (("ids", ids), ("scores", scores)):
+        if tuple(tensor.shape) != expected:
+            raise ValueError(f"{name} must be {list(expected)}, got {list(tensor.shape)}")
+
+
+def _check_prepared(w13, w2, context: Context, options: ExecutionOptions) -> None:
+    prepared = [isinstance(weight, PreparedWeight) for weight in (w13, w2)]
+    if not any(prepared):
+        return
+    if not all(prepared):
+        raise TypeError("w13 and w2 must both be prepared weights, or neither")
+    if context.config.block_scaled is None:
+        raise ValueError("prepared weights need a context with block_scaled")
+    if options.weights_preprocess_fn is not None:
+        raise ValueError("weights_preprocess_fn is not for prepared weights")
+
+
+def _check_tensors(x, ids, scores) -> None:
+    if x.dtype != torch.bfloat16:
+        raise TypeError(f"x must be torch.bfloat16, got {x.dtype}")
+    if ids.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"ids must be torch.int32 or torch.int64, got {ids.dtype}")
+    if scores.dtype not in (torch.bfloat16, torch.float32):
+        raise TypeError(f"scores must be torch.bfloat16 or torch.float32, got {scores.dtype}")
+    for name, tensor in (("x", x), ("ids", ids), ("scores", scores)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {list(tensor.stride())}")
+
+
+def _check_devices(*tensors) -> None:
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) > 1:
+        raise ValueError(f"all tensors must be on one device, got {sorted(map(str, devices))}")
+
+
+def _check_inference(context: Context, *tensors) -> None:
+    if not context.config.inference:
+        return
+    if any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise RuntimeError("an inference context takes no tensor that requires grad")
+
+
+def _is_traced(x: torch.Tensor) -> bool:
+    return (
+        torch.compiler.is_compiling() or isinstance(x, FakeTensor) or get_proxy_mode() is not None
+    )
+
+
+# --- ways ---
+
+
+def _saving_or_not(call: HookedCall, x, ids, scores, w13, w2) -> torch.Tensor:
+    arguments = (x, ids, scores, w13, w2, None, None)
+    if needs_backward(x, scores, w13, w2):
+        return SavingExperts.apply(call, *arguments)
+    return run(call, *arguments)
+
+
+def _run_hooked(context, options, core_options, x, ids, scores, w13, w2) -> torch.Tensor:
+    arguments = dict(w13=w13, w2=w2)
+    call = HookedCall(context.inner.core, options, arguments, **core_options)
+    y = _saving_or_not(call, x, ids, scores, w13, w2)
+    norm = options.norm
+    if norm is not None and norm.has_observer:
+        _observe(context, norm, y, x, ids, scores, call.used)
+    return y
+
+
+def _routes_of(x, ids):
+    """Every route as a token: ids [T * K, 1] and scores of 1."""
+    ones = torch.ones(ids.numel(), 1, dtype=torch.float32, device=x.device)
+    return ids.reshape(-1, 1), ones
+
+
+def _run_with_callback(context, options, x, ids, scores, w13, w2) -> torch.Tensor:
+    route_ids, ones = _routes_of(x, ids)
+    call = HookedCall(context.routes().core, options, dict(w13=w13, w2=w2), **_clip(options))
+    rows = _saving_or_not(call, RepeatTokens.apply(x, context.top_k), route_ids, ones, w13, w2)
+    return PostprocessAndCombine.apply(rows, scores, ids, options.callback)
+
+
+def _clip(options: ExecutionOptions) -> dict:
+    if options.swiglu_clip_stats_out_3 is None:
+        return {}
+    return dict(
+        clip_counts=options.swiglu_clip_stats_out_3, clip_limit=float(options.swiglu_clip_limit)
+    )
+
+
+@torch.no_grad()
+def _observe(context, norm, y, x, ids, scores, weights) -> None:
+    """Shows the observers what the fused call kept to itself, computed once more for them."""
+    route_ids, ones = _routes_of(x, ids)
+    repeated = x.repeat_interleave(context.top_k, 0)
+    rows = run(EagerCall(context.routes().core), repeated, route_ids, ones, *weights)
+    if norm.observe_expert_output_fn is not None:
+        norm.observe_expert_output_fn(rows)
+    observe_grad = norm.observe_expert_output_grad_fn
+    if observe_grad is None or not y.requires_grad:
+        return
+    kept_scores = scores.detach().masked_fill(ids < 0, 0.0)
+
+    def on_gradient(grad_y: torch.Tensor) -> None:
+        with torch.no_grad():
+            observe_grad(rows, output_gradient(rows, kept_scores, grad_y, norm.eps))
+
+    y.register_hook(on_gradient)
