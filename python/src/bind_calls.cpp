@@ -16,7 +16,7 @@
 #include "tensor_argument.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 namespace distmoe::python {
 namespace {

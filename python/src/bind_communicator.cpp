@@ -14,7 +14,7 @@
 #include "distmoe/communicator.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 namespace distmoe::python {
 namespace {
@@ -84,6 +84,7 @@ class PythonCommunicator : public Communicator {
   void abort(std::string_view reason) noexcept override {
     try {
       call_python("abort", [&] { self().attr("abort")(std::string(reason)); });
+      // NOLINTNEXTLINE(bugprone-empty-catch)
     } catch (const Error&) {  // the contract of abort(): there is nobody to tell
     }
   }

@@ -8,7 +8,7 @@
 #include "context_object.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 namespace distmoe::python {
 namespace {

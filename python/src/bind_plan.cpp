@@ -15,7 +15,7 @@
 #include "distmoe/slot_assignment.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 namespace distmoe::python {
 namespace {

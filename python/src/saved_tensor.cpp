@@ -13,7 +13,7 @@
 #include "errors.hpp"
 
 namespace nb = nanobind;
-using namespace nb::literals;
+using nb::literals::operator""_a;
 
 namespace distmoe::python {
 namespace {
@@ -25,6 +25,9 @@ struct NumberTensor {
   std::int64_t extent = 1;
   std::weak_ptr<SharedContext> owner;
 
+  NumberTensor() = default;
+  NumberTensor(const NumberTensor&) = delete;
+  NumberTensor& operator=(const NumberTensor&) = delete;
   ~NumberTensor() {
     if (const auto shared = owner.lock()) shared->forget(number);
   }

@@ -32,6 +32,7 @@ void SharedContext::destroy_dropped() {
     if (!one.is_expendable) continue;
     try {
       context_.discard(std::move(one.saved), one.stream);
+      // NOLINTNEXTLINE(bugprone-empty-catch)
     } catch (const Error&) {  // not the last one: its destruction makes the slot need a reset
     }
   }

@@ -24,10 +24,10 @@ struct DlpackVersion {
 
 struct VersionedTensor {
   DlpackVersion version;
-  void* manager_ctx;
-  void (*deleter)(VersionedTensor*);
-  std::uint64_t flags;
-  DLTensor dl_tensor;
+  void* manager_ctx = nullptr;
+  void (*deleter)(VersionedTensor*) = nullptr;
+  std::uint64_t flags = 0;
+  DLTensor dl_tensor{};
 };
 
 constexpr std::uint64_t kReadOnlyFlag = 1;
@@ -36,12 +36,12 @@ constexpr std::uint32_t kMajorVersion = 1;
 /// The table that a type offers as __dlpack_c_exchange_api__.
 struct ExchangeTable {
   DlpackVersion version;
-  ExchangeTable* previous;
-  void* allocate;
-  void* managed_from_object;
-  void* managed_to_object;
-  int (*tensor_from_object)(void* object, DLTensor* out);  // null where it has none
-  void* current_stream;
+  ExchangeTable* previous = nullptr;
+  void* allocate = nullptr;
+  void* managed_from_object = nullptr;
+  void* managed_to_object = nullptr;
+  int (*tensor_from_object)(void* object, DLTensor* out) = nullptr;  // null where it has none
+  void* current_stream = nullptr;
 };
 
 /// The table of DLPack 1 that `type` has, or null. Types that were seen are kept alive, so that an
@@ -80,20 +80,21 @@ TensorView named_view(const char* name, const DLTensor& tensor) {
 /// object.__dlpack__() with what the object's version takes.
 nb::object make_capsule(nb::handle tensor, std::uintptr_t stream) {
   const nb::object method = tensor.attr("__dlpack__");
-  nb::dict arguments;
   const nb::object device = tensor.attr("__dlpack_device__")();
-  if (nb::cast<int>(device[0]) == static_cast<int>(kDLCUDA)) {
+  const bool is_cuda = nb::cast<int>(device[0]) == static_cast<int>(kDLCUDA);
+  const auto call = [&](bool is_versioned) {
+    nb::dict arguments;
     // NOTE: 1 is the legacy default stream, on which a stream of the context's own waits.
-    arguments["stream"] = stream == 0 ? std::uintptr_t{1} : stream;
-  }
+    if (is_cuda) arguments["stream"] = stream == 0 ? std::uintptr_t{1} : stream;
+    if (is_versioned) arguments["max_version"] = nb::make_tuple(kMajorVersion, 0);
+    return method(**arguments);
+  };
   try {
-    nb::dict versioned(arguments);
-    versioned["max_version"] = nb::make_tuple(kMajorVersion, 0);
-    return method(**versioned);
+    return call(true);
   } catch (const nb::python_error& raised) {
     if (!raised.matches(PyExc_TypeError)) throw;
   }
-  return method(**arguments);
+  return call(false);
 }
 
 }  // namespace

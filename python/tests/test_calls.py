@@ -112,6 +112,27 @@ def test_numpy_arrays_give_the_same_bits():
             )
 
 
+class OldArray:
+    """An array of before DLPack 1: its __dlpack__ takes a stream alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, *, stream=None):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_before_dlpack_1_give_the_same_bits():
+    layer = Layer(make_config())
+    with distmoe.Context.create(layer.config) as context:
+        y = run_forward(context, layer)
+        layer.ids, layer.scores = OldArray(layer.ids.numpy()), OldArray(layer.scores.numpy())
+        assert same_bits(run_forward(context, layer), y)
+
+
 def test_gradients_are_added_where_asked():
     layer = Layer(make_config(wgrad_dtype="fp32"))
     with distmoe.Context.create(layer.config) as context:
