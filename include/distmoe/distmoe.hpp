@@ -8,6 +8,7 @@
 #include "distmoe/error.hpp"
 #include "distmoe/log.hpp"
 #include "distmoe/memory_plan.hpp"
+#include "distmoe/prepared_weight.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "distmoe/saved_forward.hpp"

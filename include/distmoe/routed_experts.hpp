@@ -5,19 +5,26 @@
 
 #include "distmoe/context.hpp"
 #include "distmoe/export.hpp"
+#include "distmoe/prepared_weight.hpp"
 #include "distmoe/saved_forward.hpp"
 #include "distmoe/tensor.hpp"
 
 namespace distmoe {
 
-/// The weights of this rank's L experts. Borrowed for the call. `w13_L2FD` may be given as
-/// [L, 2, F, D]; an expert stride larger than the matrix is honoured, the matrices themselves are
-/// row-major. Biases are optional, BF16 or FP32.
+/// The weights of this rank's L experts. Borrowed for the call. Each is given once, as BF16 or
+/// prepared; both alike. `w13_L2FD` may be given as [L, 2, F, D]; an expert stride larger than the
+/// matrix is honoured, the matrices themselves are row-major. Biases are optional, BF16 or FP32.
+///
+/// Prepared weights are for contexts of their format, inference as they are, [L, 2F, D] in the
+/// gate_up_layout of the context and [L, D, F]. Contexts of MXFP8 and MXFP4 also take BF16 and
+/// quantise it slab by slab in every call, with the same bits; NVFP4 needs prepared weights.
 struct ExpertWeights {
-  TensorView w13_L2FD;
-  TensorView w2_LDF;
+  TensorView w13_L2FD = {};
+  TensorView w2_LDF = {};
   TensorView bias13_L2F = {};
   TensorView bias2_LD = {};
+  PreparedWeightView prepared_w13 = {};
+  PreparedWeightView prepared_w2 = {};
 };
 
 /// What the caller's router brings for this rank's T tokens, 0 <= T <= max_tokens.

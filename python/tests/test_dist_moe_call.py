@@ -156,10 +156,14 @@ def test_ignored_tuning_is_said_once(caplog):
     assert said == ["bf16_grouped_gemm_preset: Blackwell tuning, without effect here"]
 
 
-def test_block_scaled_contexts_are_unsupported():
-    scaled = config(block_scaled=dist_moe.BlockScaledConfig())
-    with pytest.raises(distmoe.UnsupportedError, match="this version computes in bf16 only"):
-        dist_moe.create_context(group=None, config=scaled, device="cpu")
+def test_mxfp8_contexts_quantise_the_weights_that_they_are_given(layer, plain):
+    staged, mega = (
+        layer.train(context_of(block_scaled=dist_moe.BlockScaledConfig(pipeline=pipeline)))
+        for pipeline in ("staged", "mega")
+    )
+    assert_same(staged, mega)
+    for name in ("y", "x", "w13", "w2"):
+        assert 1e-3 < relative_error(staged[name], plain[name]) < 0.1, name
 
 
 CALL_ERRORS = {

@@ -164,11 +164,19 @@ def test_what_distmoe_cannot_run_is_refused(model, change):
         loss_of(model, text(9))
 
 
-@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
-def test_a_precision_that_this_build_lacks_is_unsupported(folder, precision):
-    model = load(folder, f"distmoe_{precision}")
-    message = "this version computes in bf16 only"
-    with torch.no_grad(), pytest.raises(distmoe.UnsupportedError, match=message):
+def test_mxfp8_is_near_bf16_forward_and_backward(folder, model):
+    coded = load(folder, "distmoe_mxfp8")
+    with torch.no_grad():
+        exact, near = loss_of(model, text(9)), loss_of(coded, text(9))
+    assert near != exact and abs(near - exact) < 0.02 * abs(exact)
+    gradients = gradients_of(coded, text(9))
+    assert len(gradients) > 10 and all(g.isfinite().all() for g in gradients.values())
+
+
+def test_nvfp4_takes_prepared_weights_alone(folder):
+    model = load(folder, "distmoe_nvfp4")
+    message = "a context of nvfp4 needs it prepared"
+    with torch.no_grad(), pytest.raises(distmoe.InvalidArgumentError, match=message):
         loss_of(model, text(9))
 
 

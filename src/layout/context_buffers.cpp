@@ -7,6 +7,7 @@
 #include "core/checked_math.hpp"
 #include "layout/cpu_workspace.hpp"
 #include "layout/cuda_layout.hpp"
+#include "layout/packed_row.hpp"
 #include "layout/row_origin.hpp"
 
 namespace distmoe {
@@ -21,12 +22,23 @@ void add_buffer(std::vector<PlanBuffer>& buffers, const std::string& name, std::
   buffers.push_back({name, bytes});
 }
 
+/// Rows whose scratch holds codes have no place there for what W2 and, in a backward, W13 gives
+/// back; grad_h3 takes it in between.
+void add_route_results(const Config& config, std::int64_t placed_rows,
+                       std::vector<PlanBuffer>& buffers) {
+  if (!is_block_scaled(config.precision)) return;
+  add_buffer(buffers, buffer_name::kRouteResults,
+             align_up(checked_product(placed_rows, config.hidden_dim, kBF16Bytes)));
+}
+
 /// Dispatch and combine, and their counterparts in backward, take turns in one pair of staging
 /// buffers.
 std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t ep_size,
-                                              std::int64_t total_rows) {
+                                              const PlannedRows& rows) {
   std::vector<PlanBuffer> buffers;
+  add_route_results(config, rows.placed, buffers);
   if (ep_size == 1) return buffers;
+  const std::int64_t total_rows = rows.received;
   const std::int64_t tokens = config.max_tokens;
   const std::int64_t routes = checked_mul(tokens, config.top_k);
   // A token crosses to a rank once, however many of its experts are there.
@@ -34,14 +46,15 @@ std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t
   const std::int64_t received = std::min(total_rows, checked_mul(tokens, ep_size - 1));
   const bool per_rank = config.combine == Combine::kPerRank;
   const std::int64_t row_bytes = checked_mul(config.hidden_dim, kBF16Bytes);
+  const std::int64_t dispatch_row_bytes = dispatched_row_bytes(config);
   const std::int64_t combine_row_bytes =
       checked_mul(config.hidden_dim, per_rank ? kFloatBytes : kBF16Bytes);
   const std::int64_t combine_sent = per_rank ? received : total_rows;
   const std::int64_t combine_received = per_rank ? sent : routes;
   std::int64_t send =
-      std::max(checked_mul(sent, row_bytes), checked_mul(combine_sent, combine_row_bytes));
-  std::int64_t receive =
-      std::max(checked_mul(received, row_bytes), checked_mul(combine_received, combine_row_bytes));
+      std::max(checked_mul(sent, dispatch_row_bytes), checked_mul(combine_sent, combine_row_bytes));
+  std::int64_t receive = std::max(checked_mul(received, dispatch_row_bytes),
+                                  checked_mul(combine_received, combine_row_bytes));
   // Backward publishes dy as the forward does x, and returns a row a route whatever the combine.
   if (!config.inference) {
     send = std::max(send, checked_mul(total_rows, row_bytes));
@@ -59,7 +72,7 @@ std::vector<PlanBuffer> communication_buffers(const Config& config, std::int64_t
 
 /// What a call keeps of its routing.
 std::vector<PlanBuffer> call_metadata(const Config& config, std::int64_t ep_size,
-                                      std::int64_t total_rows, std::int64_t num_local_experts) {
+                                      std::int64_t placed_rows, std::int64_t num_local_experts) {
   std::vector<PlanBuffer> set;
   const std::int64_t routes = checked_mul(config.max_tokens, config.top_k);
   const auto add = [&](const char* name, std::int64_t count, std::int64_t element_bytes) {
@@ -68,8 +81,8 @@ std::vector<PlanBuffer> call_metadata(const Config& config, std::int64_t ep_size
   add(buffer_name::kTokens, ep_size, kInt64Bytes);
   add(buffer_name::kIds, checked_mul(ep_size, routes), kInt32Bytes);
   add(buffer_name::kScores, routes, kFloatBytes);
-  add(buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
-  add(buffer_name::kReceivedRow, total_rows, kInt32Bytes);
+  add(buffer_name::kRowOrigin, placed_rows, std::int64_t{sizeof(RowOrigin)});
+  add(buffer_name::kReceivedRow, placed_rows, kInt32Bytes);
   add(buffer_name::kRowOfRoute, routes, kInt64Bytes);
   add(buffer_name::kRowCounts, checked_mul(config.num_experts, ep_size), kInt64Bytes);
   add(buffer_name::kExpertBegin, checked_add(num_local_experts, 1), kInt64Bytes);
@@ -224,17 +237,17 @@ std::int64_t cuda_sums_per_token(const Config& config, std::int64_t ep_size) {
 }
 
 ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,
-                               std::int64_t total_rows, std::int64_t num_local_experts_max) {
+                               const PlannedRows& rows, std::int64_t num_local_experts_max) {
   if (target.backend == BackendKind::kCuda) {
-    ContextBuffers cuda = cuda_buffers(config, ep_size, total_rows, num_local_experts_max);
+    ContextBuffers cuda = cuda_buffers(config, ep_size, rows.received, num_local_experts_max);
     add_saved_metadata(config, cuda.metadata);
     add_saved_inputs(config, ep_size, cuda.metadata);
     add_slot_records(config, ep_size, cuda.control);
     return cuda;
   }
   ContextBuffers buffers;
-  buffers.communication = communication_buffers(config, ep_size, total_rows);
-  buffers.metadata = call_metadata(config, ep_size, total_rows, num_local_experts_max);
+  buffers.communication = communication_buffers(config, ep_size, rows);
+  buffers.metadata = call_metadata(config, ep_size, rows.placed, num_local_experts_max);
   add_saved_metadata(config, buffers.metadata);
   add_buffer(buffers.control, buffer_name::kCallHeaders, checked_mul(ep_size, kCallHeaderBytes));
   add_buffer(buffers.control, buffer_name::kErrorRecord, kErrorRecordBytes);

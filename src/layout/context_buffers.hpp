@@ -27,6 +27,7 @@ inline constexpr const char* kSendStaging = "send staging";
 inline constexpr const char* kReceiveStaging = "receive staging";
 inline constexpr const char* kScoreSend = "score send";
 inline constexpr const char* kScoreReceive = "score receive";
+inline constexpr const char* kRouteResults = "results of rows";
 inline constexpr const char* kTokens = "tokens of all ranks";
 inline constexpr const char* kIds = "ids of all ranks";
 inline constexpr const char* kScores = "scores";
@@ -97,10 +98,17 @@ std::int64_t cuda_dy_offset(const Config& config);
 /// Sums that a token's owner receives at most, one from every peer that has a route of it.
 std::int64_t cuda_sums_per_token(const Config& config, std::int64_t ep_size);
 
-/// The buffers of one of `ep_size` ranks whose plan takes `total_rows` received rows (padding not
-/// counted) and whose largest rank owns `num_local_experts_max` experts. `config` is valid. Throws
-/// invalid_argument for sizes beyond 64 bits.
+/// Rows that the plan of a rank takes: as they are received, and with the padding of every expert
+/// where the precision pads.
+struct PlannedRows {
+  std::int64_t received = 0;
+  std::int64_t placed = 0;
+};
+
+/// The buffers of one of `ep_size` ranks whose plan takes `rows` and whose largest rank owns
+/// `num_local_experts_max` experts. `config` is valid. Throws invalid_argument for sizes beyond 64
+/// bits.
 ContextBuffers context_buffers(const Config& config, int ep_size, const PlanTarget& target,
-                               std::int64_t total_rows, std::int64_t num_local_experts_max);
+                               const PlannedRows& rows, std::int64_t num_local_experts_max);
 
 }  // namespace distmoe

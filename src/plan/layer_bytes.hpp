@@ -16,6 +16,7 @@
 #include "core/checked_math.hpp"
 #include "distmoe/config.hpp"
 #include "formats/host_device.hpp"
+#include "layout/packed_row.hpp"
 
 namespace distmoe {
 
@@ -33,11 +34,6 @@ struct LayerDims {
 inline LayerDims layer_dims(const Config& config) {
   return {config.hidden_dim, config.intermediate_dim,  config.top_k,    config.precision,
           config.pipeline,   config.activation_policy, config.inference};
-}
-
-/// Activations are quantised and every expert's rows are padded to 128.
-DISTMOE_HOST_DEVICE constexpr bool is_block_scaled(Precision precision) {
-  return precision == Precision::kMXFP8 || precision == Precision::kNVFP4;
 }
 
 /// Arithmetic of a running call.

@@ -132,7 +132,8 @@ MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& targ
   plan.total_device_bytes = checked_add(plan.total_activation_bytes, plan.device_scratch_bytes);
   plan.total_virtual_bytes = checked_add(plan.total_device_bytes, plan.host_scratch_bytes);
   plan_buffers(context_buffers(config, ep_size, target,
-                               capacity_rows(config, ep_size, plan.total_scratch_factor),
+                               {capacity_rows(config, ep_size, plan.total_scratch_factor),
+                                plan.total_scratch_rows},
                                max_local_experts(config.num_experts, ep_size)),
                plan);
   plan.allocated_bytes = plan.total_virtual_bytes;

@@ -3,11 +3,11 @@
 
 #include "core/check.hpp"
 #include "plan/expert_partition.hpp"
-#include "runtime/call_check.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/overlap_check.hpp"
 #include "runtime/saved_forward_impl.hpp"
 #include "runtime/tensor_check.hpp"
+#include "runtime/weight_check.hpp"
 
 namespace distmoe {
 namespace {
@@ -66,6 +66,10 @@ void check_places(const BackwardArguments& arguments) {
                {"grad_bias2", &gradients.grad_bias2_LD.tensor, Access::kWritten},
                {"w13", &weights.w13_L2FD, Access::kRead},
                {"w2", &weights.w2_LDF, Access::kRead},
+               {"codes of w13", &weights.prepared_w13.codes, Access::kRead},
+               {"scales of w13", &weights.prepared_w13.scales, Access::kRead},
+               {"codes of w2", &weights.prepared_w2.codes, Access::kRead},
+               {"scales of w2", &weights.prepared_w2.scales, Access::kRead},
                {"bias13", &weights.bias13_L2F, Access::kRead},
                {"bias2", &weights.bias2_LD, Access::kRead}});
 }

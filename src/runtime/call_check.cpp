@@ -5,9 +5,10 @@
 #include <cstdint>
 
 #include "core/check.hpp"
-#include "plan/expert_partition.hpp"
+#include "plan/option_names.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/tensor_check.hpp"
+#include "runtime/weight_check.hpp"
 
 namespace distmoe {
 namespace {
@@ -54,74 +55,6 @@ void check_ids(const ContextImpl& context, const TensorView& ids) {
   }
 }
 
-std::int64_t stride_or_zero(const TensorView& tensor, int dim) {
-  return tensor.shape[dim] > 1 ? tensor.strides[dim] : 0;
-}
-
-void resolve_w13(const ContextImpl& context, const TensorView& w13, std::int64_t num_local,
-                 ExpertMatrices& experts) {
-  const Config& config = context.config();
-  const bool has_halves = w13.rank == 4;
-  if (has_halves) {
-    check_shape("w13", w13, {num_local, 2, config.intermediate_dim, config.hidden_dim});
-    DISTMOE_CHECK(config.gate_up_layout == GateUpLayout::kConcatenated, kInvalidArgument,
-                  "w13 of shape [L, 2, F, D] names its halves; interleaved weights are [L, 2F, D]");
-  } else {
-    check_shape("w13", w13, {num_local, 2 * config.intermediate_dim, config.hidden_dim});
-  }
-  check_dtype("w13", w13, DType::kBF16, DType::kBF16);
-  check_memory(context, "w13", w13);
-  check_row_major("w13", w13);
-  check_vector_rows(context, "w13", w13);
-  check_weight_strides(context, "w13", w13);
-  const int row_dim = has_halves ? 2 : 1;
-  // A half of one row has no stride between rows.
-  const std::int64_t row_stride =
-      w13.shape[row_dim] == 1 ? config.hidden_dim : w13.strides[row_dim];
-  DISTMOE_CHECK(w13.num_elements() == 0 || row_stride >= config.hidden_dim, kInvalidArgument,
-                "rows of w13 need a stride of at least ", config.hidden_dim, ", got ",
-                w13.describe());
-  experts.gate = static_cast<const BF16*>(w13.data);
-  experts.w13_expert_stride = stride_or_zero(w13, 0);
-  if (num_local == 0) return;
-  const bool is_interleaved = config.gate_up_layout == GateUpLayout::kInterleaved;
-  experts.w13_row_stride = is_interleaved ? 2 * row_stride : row_stride;
-  const std::int64_t to_up = is_interleaved ? row_stride
-                             : has_halves   ? w13.strides[1]
-                                            : config.intermediate_dim * row_stride;
-  experts.up = experts.gate + to_up;
-}
-
-void resolve_w2(const ContextImpl& context, const TensorView& w2, std::int64_t num_local,
-                ExpertMatrices& experts) {
-  const Config& config = context.config();
-  check_shape("w2", w2, {num_local, config.hidden_dim, config.intermediate_dim});
-  check_dtype("w2", w2, DType::kBF16, DType::kBF16);
-  check_memory(context, "w2", w2);
-  check_row_major("w2", w2);
-  check_vector_rows(context, "w2", w2);
-  check_weight_strides(context, "w2", w2);
-  DISTMOE_CHECK(
-      w2.num_elements() == 0 || config.hidden_dim == 1 || w2.strides[1] >= config.intermediate_dim,
-      kInvalidArgument, "rows of w2 need a stride of at least ", config.intermediate_dim, ", got ",
-      w2.describe());
-  experts.w2 = static_cast<const BF16*>(w2.data);
-  experts.w2_expert_stride = stride_or_zero(w2, 0);
-  experts.w2_row_stride = config.hidden_dim == 1 ? config.intermediate_dim : w2.strides[1];
-}
-
-BiasRows resolve_bias(const ContextImpl& context, const char* name, const TensorView& bias,
-                      std::int64_t num_local, std::int64_t width) {
-  if (!bias.is_given()) return {};
-  check_shape(name, bias, {num_local, width});
-  check_dtype(name, bias, DType::kBF16, DType::kF32);
-  check_memory(context, name, bias);
-  return {.data = bias.data,
-          .dtype = bias.dtype,
-          .expert_stride = stride_or_zero(bias, 0),
-          .stride = stride_or_zero(bias, 1)};
-}
-
 /// Numbers that calls compute with in FP32.
 bool is_finite_fp32(double value) { return std::isfinite(static_cast<float>(value)); }
 
@@ -152,6 +85,9 @@ void check_norm(const ContextImpl& context, const PostExpertNorm& norm) {
 void check_clip_statistics(const ContextImpl& context, const ClipStatistics& clip) {
   const TensorView& counts = clip.counts_3;
   if (!counts.is_given()) return;
+  DISTMOE_CHECK(context.config().precision == Precision::kBF16, kUnsupported,
+                "clip statistics are of bf16 contexts; this one computes ",
+                option_name(context.config().precision));
   check_shape("clip_statistics.counts", counts, {3});
   check_dtype("clip_statistics.counts", counts, DType::kI64, DType::kF32);
   check_memory(context, "clip_statistics.counts", counts);
@@ -169,27 +105,6 @@ std::optional<NormCall> norm_call(const CallOptions& options) {
                   .gamma_D = static_cast<const BF16*>(norm.gamma_D.data),
                   .gain_center = static_cast<float>(norm.gain_center),
                   .uses_kahan = norm.uses_kahan};
-}
-
-ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights) {
-  const Config& config = context.config();
-  const std::int64_t num_local =
-      num_local_experts(config.num_experts, context.size(), context.rank());
-  ExpertMatrices experts;
-  resolve_w13(context, weights.w13_L2FD, num_local, experts);
-  resolve_w2(context, weights.w2_LDF, num_local, experts);
-  experts.bias2 = resolve_bias(context, "bias2", weights.bias2_LD, num_local, config.hidden_dim);
-  const BiasRows bias13 =
-      resolve_bias(context, "bias13", weights.bias13_L2F, num_local, 2 * config.intermediate_dim);
-  experts.gate_bias = bias13;
-  experts.up_bias = bias13;
-  if (bias13.data == nullptr) return experts;
-  const bool is_interleaved = config.gate_up_layout == GateUpLayout::kInterleaved;
-  const std::int64_t to_up = (is_interleaved ? 1 : config.intermediate_dim) * bias13.stride;
-  experts.up_bias.data = static_cast<const std::byte*>(bias13.data) +
-                         to_up * static_cast<std::int64_t>(size_of(bias13.dtype));
-  if (is_interleaved) experts.gate_bias.stride = experts.up_bias.stride = 2 * bias13.stride;
-  return experts;
 }
 
 ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_index,

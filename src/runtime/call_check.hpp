@@ -17,7 +17,4 @@ ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_ind
 /// What the backend is told of the options' norm, which was checked.
 std::optional<NormCall> norm_call(const CallOptions& options);
 
-/// The weights of a call, forward or backward, with every layout resolved.
-ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights);
-
 }  // namespace distmoe

@@ -10,6 +10,7 @@
 #include "core/check.hpp"
 #include "core/current_error.hpp"
 #include "core/environment.hpp"
+#include "plan/option_names.hpp"
 #include "runtime/config_record.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/cores.hpp"
@@ -41,8 +42,10 @@ void check_supported(const Config& config, const ContextOptions& options) {
     const std::string reason = cuda::why_unavailable();
     DISTMOE_CHECK(reason.empty(), kUnsupported, "CUDA is not available: ", reason);
   }
-  DISTMOE_CHECK(config.precision == Precision::kBF16, kUnsupported,
-                "this version computes in bf16 only");
+  DISTMOE_CHECK(config.precision == Precision::kBF16 || options.backend == BackendKind::kCpu,
+                kUnsupported,
+                "the CUDA backend of this version computes in bf16 only, precision is ",
+                option_name(config.precision));
   DISTMOE_CHECK(options.num_threads >= 0 && options.num_threads <= kMaxThreads, kInvalidArgument,
                 "num_threads must be 0 (choose) to ", kMaxThreads, ", got ", options.num_threads);
 }

@@ -114,8 +114,15 @@ TEST(Wgrad, IsThatOfAPlainLoop) {
     const std::vector<BF16> b = random_rows(num_rows, n, n + 1, 5);
     OwnWorkspace workspace(std::max(m, n));
     std::vector<float> tile(static_cast<std::size_t>(m * n) + kSpare, std::nanf(""));
-    multiply_wgrad({a.data(), m, m + 3}, {b.data(), n, n + 1}, num_rows, tile.data(),
-                   workspace.parts());
+    // In one product, and as the sum of two.
+    for (const std::int64_t first : {num_rows, num_rows / 2}) {
+      if (first == 0) continue;
+      multiply_wgrad({a.data(), m, m + 3}, {b.data(), n, n + 1}, first, tile.data(), false,
+                     workspace.parts());
+      if (first == num_rows) continue;
+      multiply_wgrad({a.data() + first * (m + 3), m, m + 3}, {b.data() + first * (n + 1), n, n + 1},
+                     num_rows - first, tile.data(), true, workspace.parts());
+    }
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
         double sum = 0;

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <tuple>
 
@@ -78,6 +79,17 @@ struct Group {
   }
 };
 
+/// Rows of a rank where those of every expert are filled up to a multiple.
+std::int64_t placed_rows(const Group& group, int rank, std::int64_t alignment) {
+  std::map<std::int64_t, std::int64_t> rows_of_expert;
+  for (const Route& route : group.rows_of(rank)) ++rows_of_expert[route.expert];
+  std::int64_t rows = 0;
+  for (const auto& [expert, count] : rows_of_expert) {
+    rows += (count + alignment - 1) / alignment * alignment;
+  }
+  return rows;
+}
+
 /// A Routing of one rank with buffers of exactly the size that it needs.
 struct RankRouting {
   std::vector<RowOrigin> row_origin;
@@ -85,14 +97,15 @@ struct RankRouting {
   std::vector<std::int64_t> row_of_route, counts, expert_begin;
   Routing routing;
 
-  RankRouting(const Group& group, int rank)
-      : row_origin(group.rows_of(rank).size(), RowOrigin{-7, -7, -7}),
+  explicit RankRouting(const Group& group, int rank, std::int64_t alignment = 1)
+      : row_origin(static_cast<std::size_t>(placed_rows(group, rank, alignment)),
+                   RowOrigin{-7, -7, -7}),
         received_row(row_origin.size(), -7),
         row_of_route(group.ids[static_cast<std::size_t>(rank)].size(), -7),
         counts(static_cast<std::size_t>(group.num_experts * group.size), -7),
         expert_begin(static_cast<std::size_t>(group.num_experts) + 1, -7),
         routing(group.num_experts, group.top_k, rank, group.size,
-                {row_origin, received_row, row_of_route, counts, expert_begin}) {
+                {row_origin, received_row, row_of_route, counts, expert_begin}, alignment) {
     routing.count(group.rank_ids);
     routing.order(group.rank_ids);
   }
@@ -229,6 +242,41 @@ TEST(Routing, AnExpertNamedTwiceTakesTwoRowsOfEachToken) {
   EXPECT_EQ(built.routing.rows_of(2, 0), 0);
   EXPECT_NO_FATAL_FAILURE(expect_contract(problem, {8}));
   EXPECT_NO_FATAL_FAILURE(expect_contract(problem, {3, 0, 5}));
+}
+
+/// Where experts are padded every map names the same row, further behind.
+TEST(Routing, PaddedExpertsBeginAtMultiplesAndKeepTheirRows) {
+  constexpr std::int64_t kAlignment = 128;
+  const MoeProblem problem = conformance::make_problem(
+      {.num_tokens = 300, .hidden_dim = 1, .intermediate_dim = 1, .num_experts = 7, .top_k = 3},
+      RoutePattern::kMixed, 5);
+  const Group group(problem, conformance::ragged_split(300, 3, 1));
+  for (int rank = 0; rank < group.size; ++rank) {
+    const RankRouting plain(group, rank);
+    const RankRouting padded(group, rank, kAlignment);
+    const Routing& a = plain.routing;
+    const Routing& b = padded.routing;
+    EXPECT_EQ(b.num_rows(), a.num_rows());
+    EXPECT_EQ(b.num_placed_rows(), std::ssize(padded.row_origin));
+    EXPECT_EQ(b.placed_rows_per_rank()[static_cast<std::size_t>(rank)], b.num_placed_rows());
+    for (std::int64_t expert = 0; expert < a.num_local_experts(); ++expert) {
+      EXPECT_EQ(b.expert_begin(expert) % kAlignment, 0);
+      const std::int64_t behind = b.expert_begin(expert) - a.expert_begin(expert);
+      EXPECT_EQ(b.expert_end(expert), a.expert_end(expert) + behind);
+      EXPECT_EQ(a.expert_end(expert), a.expert_begin(expert + 1));
+      for (std::int64_t row = a.expert_begin(expert); row < a.expert_end(expert); ++row) {
+        const RowOrigin& from = a.row_origin()[static_cast<std::size_t>(row)];
+        const RowOrigin& to = b.row_origin()[static_cast<std::size_t>(row + behind)];
+        ASSERT_EQ(std::tuple(from.source, from.token, from.k),
+                  std::tuple(to.source, to.token, to.k));
+        ASSERT_EQ(a.received_row(row), b.received_row(row + behind));
+        if (from.source != rank) continue;
+        const std::int64_t route = std::int64_t{from.token} * group.top_k + from.k;
+        ASSERT_EQ(a.row_of_route(route), row);
+        ASSERT_EQ(b.row_of_route(route), row + behind);
+      }
+    }
+  }
 }
 
 // reports: A54, more than 65535 routes over 256 experts.

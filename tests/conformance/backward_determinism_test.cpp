@@ -11,21 +11,23 @@ namespace {
 
 class BackwardDeterminism : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, BackwardDeterminism, testing::ValuesIn(training_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Coded, BackwardDeterminism, testing::ValuesIn(coded_training_cases()),
+                         case_name);
 
 constexpr MoeShape kShape{
     .num_tokens = 61, .hidden_dim = 56, .intermediate_dim = 72, .num_experts = 11, .top_k = 5};
 
-MoeProblem problem_with_biases(std::uint64_t seed) {
-  MoeProblem problem = make_problem(kShape, RoutePattern::kMixed, seed);
+MoeProblem problem_with_biases(const MoeCase& moe_case, std::uint64_t seed) {
+  MoeProblem problem = make_problem(fit(kShape, moe_case), RoutePattern::kMixed, seed);
   add_biases(problem, seed + 1);
   return problem;
 }
 
 // reports: A90, A108: P = 1, 2, 3, 4 give the same gradients, no 1/R or R factor.
 TEST_P(BackwardDeterminism, RanksThreadsSplitsAndSavingChangeNoBit) {
-  const MoeProblem problem = problem_with_biases(430);
+  const MoeProblem problem = problem_with_biases(GetParam(), 430);
   const std::vector<BF16> dy = make_dy(problem, 431);
-  for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
+  for (const ActivationPolicy policy : policies_of(GetParam())) {
     const GradientValues expected =
         run_backward(problem, dy, single_rank_of(GetParam()), {.policy = policy});
     for (std::uint64_t seed = 0; seed < 3; ++seed) {
@@ -45,7 +47,8 @@ TEST_P(BackwardDeterminism, PerRankCombineChangesNoGradient) {
   MoeCase per_rank = GetParam();
   per_rank.combine = Combine::kPerRank;
   if (!contract_of(per_rank).trains) GTEST_SKIP() << "no training with this combine";
-  const MoeProblem problem = problem_with_biases(432);
+  if (GetParam().precision != Precision::kBF16) GTEST_SKIP() << "lean is of bf16";
+  const MoeProblem problem = problem_with_biases(GetParam(), 432);
   const std::vector<BF16> dy = make_dy(problem, 433);
   const BackwardForm form{.policy = ActivationPolicy::kLean};
   const GradientValues expected = run_backward(problem, dy, single_rank_of(GetParam()), form);
@@ -54,7 +57,7 @@ TEST_P(BackwardDeterminism, PerRankCombineChangesNoGradient) {
 
 // reports: A87, A88, A89, A90: forty repeats on one context, other calls between them.
 TEST_P(BackwardDeterminism, FortyRepeatsAreBitwiseEqual) {
-  const MoeProblem problem = problem_with_biases(434);
+  const MoeProblem problem = problem_with_biases(GetParam(), 434);
   MoeProblem other = problem;  // the same weights, fewer tokens
   other.shape.num_tokens = 7;
   const std::vector<BF16> dy = make_dy(problem, 435);
@@ -65,8 +68,9 @@ TEST_P(BackwardDeterminism, FortyRepeatsAreBitwiseEqual) {
   const Config config = training_config(problem, moe_case, form, kShape.num_tokens);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
-    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    const RankCall other_call = pack_rank(other, {}, other_counts, communicator->rank());
+    const CallForm call_form = form_of(moe_case, {}, false);
+    const RankCall call = pack_rank(problem, call_form, counts, communicator->rank());
+    const RankCall other_call = pack_rank(other, call_form, other_counts, communicator->rank());
     GradientValues first(problem);
     for (int repeat = 0; repeat < 40; ++repeat) {
       SavedForward saved = call_saving(context, call);

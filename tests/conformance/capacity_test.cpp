@@ -10,12 +10,14 @@
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
 #include "conformance/moe_runner.hpp"
+#include "plan/layer_bytes.hpp"
 
 namespace distmoe::conformance {
 namespace {
 
 class Capacity : public MoeLaw {};
 INSTANTIATE_TEST_SUITE_P(Laws, Capacity, testing::ValuesIn(group_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Coded, Capacity, testing::ValuesIn(coded_group_cases()), case_name);
 
 /// 16 tokens a rank, K = 1 and a factor of 1.5: 24 rows a rank at most.
 constexpr std::int64_t kTokens = 16;
@@ -94,7 +96,9 @@ TEST_P(Capacity, AllTokensToOneExpertFitAPlanForTheWorstCase) {
   Config config = tight_config(problem, moe_case);
   config.device_scratch_capacity_factor = moe_case.ranks;
   const std::vector<BF16> expected = run(problem, single_rank_of(moe_case));
-  EXPECT_EQ(first_violation(problem, expected), "");
+  if (moe_case.precision == Precision::kBF16) {
+    EXPECT_EQ(first_violation(problem, expected), "");
+  }
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
@@ -113,6 +117,7 @@ TEST_P(Capacity, AllTokensToOneExpertFitAPlanForTheWorstCase) {
 TEST_P(Capacity, HostScratchTakesWhatDeviceScratchCannot) {
   const MoeCase& moe_case = GetParam();
   if (moe_case.backend != BackendKind::kCpu) GTEST_SKIP() << "no host scratch on CUDA";
+  if (is_block_scaled(moe_case.precision)) GTEST_SKIP() << "the padding of experts has room";
   MoeProblem problem = problem_of(moe_case, 82);
   std::ranges::fill(problem.ids, 0);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);

@@ -33,6 +33,40 @@ std::vector<MoeCase> training_cases() {
           {.ranks = 4, .num_threads = 2}};
 }
 
+std::vector<MoeCase> coded_cases() {
+  std::vector<MoeCase> cases;
+  for (const Precision precision : {Precision::kMXFP8, Precision::kNVFP4, Precision::kMXFP4}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      cases.push_back({.ranks = ranks,
+                       .num_threads = ranks == 2 ? 1 : 2,
+                       .precision = precision,
+                       .pipeline = ranks % 2 == 0 ? Pipeline::kMega : Pipeline::kStaged,
+                       .is_prepared = ranks > 2});
+    }
+    cases.push_back({.num_threads = 1, .precision = precision, .pipeline = Pipeline::kMega});
+    cases.push_back({.ranks = 3, .combine = Combine::kPerRank, .precision = precision});
+  }
+  return cases;
+}
+
+std::vector<MoeCase> coded_group_cases() {
+  std::vector<MoeCase> cases = coded_cases();
+  std::erase_if(cases, [](const MoeCase& moe_case) {
+    return moe_case.ranks == 1 || moe_case.combine == Combine::kPerRank;
+  });
+  return cases;
+}
+
+std::vector<MoeCase> coded_training_cases() {
+  std::vector<MoeCase> cases;
+  for (const MoeCase& moe_case : coded_cases()) {
+    if (contract_of(moe_case).trains && moe_case.combine == Combine::kPerRoute) {
+      cases.push_back(moe_case);
+    }
+  }
+  return cases;
+}
+
 std::vector<MoeCase> group_cases() {
   return {{.ranks = 2, .num_threads = 2}, {.ranks = 3, .num_threads = 1}, {.ranks = 5}};
 }

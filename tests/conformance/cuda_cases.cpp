@@ -41,6 +41,10 @@ std::vector<MoeCase> training_cases() {
   return cases_of(Combine::kPerRoute, {{0}, {0, 0}, {0, 0, 0}, {0, 0, 0, 0}, {0, 1}});
 }
 
+std::vector<MoeCase> coded_cases() { return {}; }
+std::vector<MoeCase> coded_group_cases() { return {}; }
+std::vector<MoeCase> coded_training_cases() { return {}; }
+
 std::vector<MoeCase> group_cases() {
   return joined(cases_of(Combine::kPerRoute, {{0, 0}, {0, 0, 0}, {0, 1}}),
                 cases_of(Combine::kPerRank, {{0, 0, 0}, {0, 1}}));

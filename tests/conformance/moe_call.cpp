@@ -162,6 +162,14 @@ RankCall::RankCall(const MoeProblem& problem, const CallForm& form, Range tokens
              .w2_LDF = w2.view(),
              .bias13_L2F = bias13.view(),
              .bias2_LD = bias2.view()};
+  if (!form.prepared) return;
+  BlockScaledConfig config = *form.prepared;
+  prepared_w2 = prepare_block_scaled_weight(w2.view(), config);
+  if (form.w13 == W13Form::kInterleaved) config.gate_up_layout = GateUpLayout::kInterleaved;
+  prepared_w13 = prepare_block_scaled_weight(w13.view(), config);
+  weights.w13_L2FD = weights.w2_LDF = {};
+  weights.prepared_w13 = prepared_w13.view();
+  weights.prepared_w2 = prepared_w2.view();
 }
 
 std::vector<BF16> RankCall::y_rows() const {

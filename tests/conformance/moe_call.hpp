@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "conformance/moe_problem.hpp"
@@ -22,6 +23,8 @@ struct CallForm {
   W13Form w13 = W13Form::kConcatenated;
   bool is_strided = false;    ///< gaps between rows, experts and, where legal, elements
   std::int64_t row_step = 1;  ///< elements that strides of x, y and weights are multiples of
+  /// The weights are brought prepared for this; its layout is that of w13.
+  std::optional<BlockScaledConfig> prepared{};
 };
 
 /// A half-open range of tokens or experts.
@@ -54,6 +57,7 @@ class PackedTensor {
 /// The arguments of one rank's call and the memory behind them.
 struct RankCall {
   PackedTensor x, ids, scores, w13, w2, bias13, bias2, y;
+  PreparedWeight prepared_w13, prepared_w2;
   RoutedInput input;
   ExpertWeights weights;
 

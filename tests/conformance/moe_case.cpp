@@ -5,6 +5,7 @@
 
 #include "backend/backend.hpp"
 #include "backend/cuda/device.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe::conformance {
 
@@ -12,7 +13,12 @@ std::string name_of(const MoeCase& moe_case) {
   const std::string combine = moe_case.combine == Combine::kPerRoute ? "per_route" : "per_rank";
   const std::string ranks = "_threads_P" + std::to_string(moe_case.ranks);
   if (moe_case.backend == BackendKind::kCpu) {
-    return "cpu" + ranks + "_w" + std::to_string(moe_case.num_threads) + "_" + combine;
+    std::string coded;
+    if (moe_case.precision != Precision::kBF16) {
+      coded = std::string("_") + option_name(moe_case.precision) + "_" +
+              option_name(moe_case.pipeline) + (moe_case.is_prepared ? "_prepared" : "");
+    }
+    return "cpu" + ranks + "_w" + std::to_string(moe_case.num_threads) + "_" + combine + coded;
   }
   std::string devices;
   for (const int device : moe_case.devices) devices += std::to_string(device);
@@ -20,7 +26,7 @@ std::string name_of(const MoeCase& moe_case) {
 }
 
 MoeCase single_rank_of(const MoeCase& moe_case) {
-  MoeCase single{.backend = moe_case.backend};
+  MoeCase single{.backend = moe_case.backend, .precision = moe_case.precision};
   if (!moe_case.devices.empty()) single.devices = {moe_case.devices.front()};
   return single;
 }
@@ -41,7 +47,13 @@ Device device_of(const MoeCase& moe_case, int rank) {
 }
 
 BackendContract contract_of(const MoeCase& moe_case) {
-  if (moe_case.backend == BackendKind::kCpu) return {};
+  if (moe_case.backend == BackendKind::kCpu) {
+    return {.row_step = moe_case.precision == Precision::kBF16    ? 1
+                        : moe_case.precision == Precision::kNVFP4 ? 16
+                                                                  : 32,
+            .trains =
+                moe_case.precision == Precision::kBF16 || moe_case.precision == Precision::kMXFP8};
+  }
   return {.host_waits = false,
           .calls_ask_the_communicator = false,
           .row_step = 8,

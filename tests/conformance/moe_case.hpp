@@ -27,17 +27,20 @@ struct MoeCase {
   int num_threads = 1;  ///< worker threads of a rank
   Combine combine = Combine::kPerRoute;
   std::vector<int> devices{};  ///< CUDA: of every rank
+  Precision precision = Precision::kBF16;
+  Pipeline pipeline = Pipeline::kStaged;
+  bool is_prepared = false;  ///< weights, before the call; those of NVFP4 always are
 };
 
-/// "cpu_threads_P3_w2_per_route", "cuda_threads_P3_on_010_per_rank": also the name of the test
-/// case.
+/// "cpu_threads_P3_w2_per_route", "cuda_threads_P3_on_010_per_rank",
+/// "cpu_threads_P2_w1_per_route_mxfp8_mega_prepared": also the name of the test case.
 std::string name_of(const MoeCase& moe_case);
 inline std::ostream& operator<<(std::ostream& out, const MoeCase& c) { return out << name_of(c); }
 inline std::string case_name(const testing::TestParamInfo<MoeCase>& info) {
   return name_of(info.param);
 }
 
-/// One rank of the case's backend.
+/// One rank of the case's backend, in its precision.
 MoeCase single_rank_of(const MoeCase& moe_case);
 /// The case with another number of ranks, which take turns on its devices.
 MoeCase with_ranks(MoeCase moe_case, int ranks);
@@ -88,6 +91,13 @@ std::vector<MoeCase> some_cases();
 std::vector<MoeCase> combine_cases();
 /// P = 1 to 4 with per_route: for laws of backwards.
 std::vector<MoeCase> training_cases();
+/// The low precisions of the backend, P = 1 to 4, both pipelines: for laws that hold bit by bit
+/// whatever the arithmetic.
+std::vector<MoeCase> coded_cases();
+/// Those of them with two ranks and more and per_route.
+std::vector<MoeCase> coded_group_cases();
+/// Those of them that train.
+std::vector<MoeCase> coded_training_cases();
 /// One rank and a few, with several threads: for laws about contexts that come and go.
 std::vector<MoeCase> lifetime_cases();
 /// Two ranks and more: for laws about peers.

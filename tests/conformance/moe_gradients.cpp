@@ -123,6 +123,11 @@ std::vector<float> widened(const std::vector<BF16>& rows) {
   return values;
 }
 
+std::vector<ActivationPolicy> policies_of(const MoeCase& moe_case) {
+  if (moe_case.precision != Precision::kBF16) return {ActivationPolicy::kFull};
+  return {ActivationPolicy::kFull, ActivationPolicy::kLean};
+}
+
 Config training_config(const MoeProblem& problem, const MoeCase& moe_case, const BackwardForm& form,
                        std::int64_t max_tokens) {
   Config config = config_of(problem, moe_case, form.call, max_tokens);
@@ -323,7 +328,7 @@ GradientValues run_backward(const MoeProblem& problem, const std::vector<BF16>& 
   std::mutex mutex;
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     const int rank = communicator->rank();
-    const RankCall call = pack_rank(problem, form.call, counts, rank);
+    const RankCall call = pack_rank(problem, form_of(moe_case, form.call, false), counts, rank);
     const RankGradients gradients(problem, dy, form, counts, rank);
     Context context = make_context(config, moe_case, communicator);
     call_backward(context, call_saving(context, call, form.options), call, gradients);

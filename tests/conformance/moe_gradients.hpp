@@ -30,6 +30,9 @@ std::string first_difference(const GradientValues& expected, const GradientValue
 std::string first_violation(const MoeProblem& problem, const GradientValues& actual,
                             const GradientOracle& oracle, double tolerance);
 
+/// Activation policies that a case trains with.
+std::vector<ActivationPolicy> policies_of(const MoeCase& moe_case);
+
 /// How a backward is asked.
 struct BackwardForm {
   CallForm call{};

@@ -50,6 +50,8 @@ Config config_of(const MoeProblem& problem, const MoeCase& moe_case, const CallF
   config.distinct_experts = false;
   config.inference = true;
   config.combine = moe_case.combine;
+  config.precision = moe_case.precision;
+  config.pipeline = moe_case.pipeline;
   config.activation = problem.activation;
   config.swiglu_alpha = problem.alpha;
   config.swiglu_limit = problem.limit;
@@ -57,6 +59,13 @@ Config config_of(const MoeProblem& problem, const MoeCase& moe_case, const CallF
       form.w13 == W13Form::kInterleaved ? GateUpLayout::kInterleaved : GateUpLayout::kConcatenated;
   config.timeout = std::chrono::seconds(60);
   return config;
+}
+
+CallForm form_of(const MoeCase& moe_case, CallForm form, bool inference) {
+  if (moe_case.is_prepared) {
+    form.prepared = BlockScaledConfig{.format = moe_case.precision, .inference = inference};
+  }
+  return form;
 }
 
 RankCall pack_rank(const MoeProblem& problem, const CallForm& form, const TokenCounts& counts,
@@ -104,7 +113,7 @@ std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const 
   std::mutex mutex;
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     const int rank = communicator->rank();
-    const RankCall call = pack_rank(problem, form, counts, rank);
+    const RankCall call = pack_rank(problem, form_of(moe_case, form), counts, rank);
     Context context = make_context(config, moe_case, communicator);
     call_experts(context, call);
     std::vector<BF16> all =

@@ -29,6 +29,9 @@ TokenCounts ragged_split(std::int64_t num_tokens, int ranks, std::uint64_t seed)
 Config config_of(const MoeProblem& problem, const MoeCase& moe_case, const CallForm& form,
                  std::int64_t max_tokens);
 
+/// The form with weights prepared where the case's are.
+CallForm form_of(const MoeCase& moe_case, CallForm form = {}, bool inference = true);
+
 /// The tokens of `rank` and the experts that it owns, packed.
 RankCall pack_rank(const MoeProblem& problem, const CallForm& form, const TokenCounts& counts,
                    int rank);

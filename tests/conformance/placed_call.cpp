@@ -107,10 +107,28 @@ PlacedCall::PlacedCall(Device device, const RankCall& packed, const CallViews& h
   if (device.type == DeviceType::kCpu) return;
   copy_ = std::make_unique<DeviceCall>(packed, device.index);
   auto& [x, ids, scores] = views.input;
-  auto& [w13, w2, bias13, bias2] = views.weights;
-  for (TensorView* view : {&x, &ids, &scores, &w13, &w2, &bias13, &bias2, &views.y}) {
+  ExpertWeights& weights = views.weights;
+  for (TensorView* view : {&x, &ids, &scores, &weights.w13_L2FD, &weights.w2_LDF,
+                           &weights.bias13_L2F, &weights.bias2_LD, &views.y}) {
     place(*view, device);
   }
+}
+
+void PlacedCall::call(Context& context, const CallOptions& options) const {
+  const Config& config = context.config();
+  if (config.precision != Precision::kNVFP4 || views.weights.prepared_w13.is_given()) {
+    return routed_experts(context, views.input, views.weights, views.y, options);
+  }
+  BlockScaledConfig format{.format = config.precision, .inference = true};
+  const PreparedWeight w2 = prepare_block_scaled_weight(views.weights.w2_LDF, format);
+  format.gate_up_layout = config.gate_up_layout;
+  const PreparedWeight w13 = prepare_block_scaled_weight(views.weights.w13_L2FD, format);
+  routed_experts(context, views.input,
+                 {.bias13_L2F = views.weights.bias13_L2F,
+                  .bias2_LD = views.weights.bias2_LD,
+                  .prepared_w13 = w13.view(),
+                  .prepared_w2 = w2.view()},
+                 views.y, options);
 }
 
 void PlacedCall::place(TensorView& view, Device device) {

@@ -55,9 +55,8 @@ class PlacedCall {
   PlacedCall(Device device, const RankCall& packed)
       : PlacedCall(device, packed, views_of(packed)) {}
 
-  void call(Context& context, const CallOptions& options = {}) const {
-    routed_experts(context, views.input, views.weights, views.y, options);
-  }
+  /// Weights that the context takes prepared alone are prepared for the call.
+  void call(Context& context, const CallOptions& options = {}) const;
   /// Brings back what may have been written: the tensor that y's view is of.
   void collect() const;
   /// Copies of x, ids and scores hold NaN and no expert from then on.

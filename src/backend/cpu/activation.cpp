@@ -22,13 +22,22 @@ void CpuBackend::activate(const BF16* gate, const BF16* up, BF16* h2, std::int64
   }
 }
 
+void CpuBackend::activate_rows() {
+  const std::int64_t width = setup_.config.intermediate_dim;
+  run_rows(kRowsAtATime, [&](const RowRange& rows, int) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      activate(h1_.row(row), h1_.row(row) + width, h2_.row(row), width);
+    }
+  });
+}
+
 void CpuBackend::swiglu_backward(const BackwardCall&) {
   const Config& config = setup_.config;
   const std::int64_t width = config.intermediate_dim;
   const auto alpha = static_cast<float>(config.swiglu_alpha);
   const auto limit = static_cast<float>(config.swiglu_limit);
-  pool_.run_ranges(routing_.num_rows(), kRowsAtATime, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
+  run_rows(kRowsAtATime, [&](const RowRange& rows, int) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       const BF16* gate = h1_.row(row);
       BF16* grad_gate = grad_h1_.row(row);
       if (config.activation == Activation::kSwiGLU) {
@@ -39,6 +48,7 @@ void CpuBackend::swiglu_backward(const BackwardCall&) {
       }
     }
   });
+  if (has_codes()) encode(grad_h1_, coded_grad_h1_, grad_h1_columns_);
 }
 
 }  // namespace distmoe::cpu

@@ -19,8 +19,13 @@ const BF16* row_of(const TensorView& rows, std::int64_t index) {
 
 }  // namespace
 
-void CpuBackend::exchange_rows(const TensorView& rows_TD) {
-  const std::size_t row_bytes = static_cast<std::size_t>(setup_.config.hidden_dim) * sizeof(BF16);
+/// As BF16, or packed codes: those of a token are made once.
+void CpuBackend::exchange_rows(const TensorView& rows_TD, bool is_packed) {
+  const Config& config = setup_.config;
+  const std::size_t row_bytes =
+      is_packed
+          ? static_cast<std::size_t>(PackedRowLayout(config.precision, config.hidden_dim).bytes)
+          : static_cast<std::size_t>(config.hidden_dim) * sizeof(BF16);
   const auto send = blocks_of(memory_.buffer(buffer_name::kSendStaging), setup_.size, row_bytes,
                               [&](int peer) { return routing_.tokens_to(peer); });
   const auto receive = blocks_of(memory_.buffer(buffer_name::kReceiveStaging), setup_.size,
@@ -31,13 +36,20 @@ void CpuBackend::exchange_rows(const TensorView& rows_TD) {
   std::vector<std::int64_t> last_token(static_cast<std::size_t>(setup_.size), -1);
   const RankIds& own = ids_[static_cast<std::size_t>(setup_.rank)];
   for (std::int64_t token = 0; token < own.num_tokens; ++token) {
-    for (std::int64_t k = 0; k < setup_.config.top_k; ++k) {
-      const std::int32_t expert = own.ids[token * setup_.config.top_k + k];
+    const std::byte* row =
+        is_packed ? nullptr : reinterpret_cast<const std::byte*>(row_of(rows_TD, token));
+    for (std::int64_t k = 0; k < config.top_k; ++k) {
+      const std::int32_t expert = own.ids[token * config.top_k + k];
       if (expert < 0) continue;
       const auto peer = static_cast<std::size_t>(routing_.owner(expert));
       if (peer == static_cast<std::size_t>(setup_.rank) || last_token[peer] == token) continue;
       last_token[peer] = token;
-      std::memcpy(next[peer], row_of(rows_TD, token), row_bytes);
+      if (row == nullptr) {
+        pack_row(config.precision, row_of(rows_TD, token), config.hidden_dim, next[peer]);
+        row = next[peer];
+      } else {
+        std::memcpy(next[peer], row, row_bytes);
+      }
       next[peer] += row_bytes;
     }
   }
@@ -91,12 +103,47 @@ const BF16* CpuBackend::dispatched_row(const TensorView& own_TD, const BF16* rec
 }
 
 void CpuBackend::gather_rows(const TensorView& rows_TD) {
+  if (has_codes()) {
+    sends_codes() ? gather_coded_rows(rows_TD) : gather_and_encode_rows(rows_TD);
+    return;
+  }
   const BF16* received = received_rows();
   const auto row_bytes = static_cast<std::size_t>(x_.width) * sizeof(BF16);
-  pool_.run_ranges(routing_.num_rows(), kGatherGrain, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t row = begin; row < end; ++row) {
+  run_rows(kGatherGrain, [&](const RowRange& rows, int) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       std::memcpy(x_.row(row), dispatched_row(rows_TD, received, row), row_bytes);
     }
+  });
+}
+
+/// Own rows are quantised here, those of peers arrive as codes.
+void CpuBackend::gather_coded_rows(const TensorView& x_TD) {
+  const std::int64_t width = setup_.config.hidden_dim;
+  const std::int64_t packed_bytes = PackedRowLayout(setup_.config.precision, width).bytes;
+  const std::byte* received = memory_.buffer(buffer_name::kReceiveStaging).data();
+  run_rows(kGatherGrain, [&](const RowRange& rows, int) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      const std::int64_t index = routing_.received_row(row);
+      if (routing_.row_origin()[static_cast<std::size_t>(row)].source == setup_.rank) {
+        coded_x_.encode({row_of(x_TD, index), 1, width, width}, row);
+      } else {
+        coded_x_.unpack(received + index * packed_bytes, row);
+      }
+    }
+  });
+}
+
+/// BF16 rows become codes where they are gathered, a band at a time.
+void CpuBackend::gather_and_encode_rows(const TensorView& x_TD) {
+  static_assert(kGatherGrain <= kCpuRowBlock && kGatherGrain % kMxfp8BlockSize == 0);
+  const std::int64_t width = setup_.config.hidden_dim;
+  const BF16* received = received_rows();
+  run_rows(kGatherGrain, [&](const RowRange& rows, int worker) {
+    BF16* band = workspaces_[static_cast<std::size_t>(worker)].decoded_rows;
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      std::copy_n(dispatched_row(x_TD, received, row), width, band + (row - rows.begin) * width);
+    }
+    encode_band({band, rows.size(), width, width}, rows, coded_x_, x_columns_);
   });
 }
 

@@ -133,6 +133,11 @@ void swiglu_clamped_gradient(const BF16* gate, const BF16* up, const BF16* grad_
 }
 
 DISTMOE_SIMD_CLONES
+void scale_twice(float* values, float first, float second, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) values[i] = values[i] * first * second;
+}
+
+DISTMOE_SIMD_CLONES
 float dot(const BF16* a, const BF16* b, std::int64_t n) { return dot_of(a, b, n); }
 
 DISTMOE_SIMD_CLONES

@@ -39,6 +39,9 @@ float dot(const float* a, const BF16* b, std::int64_t n);
 void scale(const BF16* in, float factor, BF16* out, std::int64_t n);
 void scale(const float* in, float factor, BF16* out, std::int64_t n);
 
+/// values[i] = values[i] * first * second, in this order.
+void scale_twice(float* values, float first, float second, std::int64_t n);
+
 /// 1 / sqrt(mean of h3[i]^2 + eps).
 float inverse_rms(const BF16* h3, std::int64_t n, float eps);
 

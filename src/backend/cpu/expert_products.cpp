@@ -5,6 +5,7 @@
 // the number of ranks nor that of threads changes a bit.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "backend/cpu/cpu_backend.hpp"
 #include "backend/cpu/elementwise.hpp"
@@ -29,7 +30,7 @@ const float* bias_of(const BiasRows& bias, std::int64_t expert, std::int64_t fir
 void CpuBackend::list_tasks(std::int64_t num_columns, std::int64_t columns_per_task) {
   tasks_.clear();
   for (std::int64_t expert = 0; expert < routing_.num_local_experts(); ++expert) {
-    const std::int64_t end = routing_.expert_begin(expert + 1);
+    const std::int64_t end = routing_.expert_end(expert);
     for (std::int64_t row = routing_.expert_begin(expert); row < end; row += kCpuRowBlock) {
       for (std::int64_t column = 0; column < num_columns; column += columns_per_task) {
         tasks_.push_back({.expert = expert,
@@ -42,9 +43,23 @@ void CpuBackend::list_tasks(std::int64_t num_columns, std::int64_t columns_per_t
   }
 }
 
+void CpuBackend::run_rows(std::int64_t grain,
+                          const std::function<void(const RowRange& rows, int worker)>& body) {
+  row_ranges_.clear();
+  for (std::int64_t expert = 0; expert < routing_.num_local_experts(); ++expert) {
+    const RowRange all = rows_of_expert(expert);
+    for (std::int64_t row = all.begin; row < all.end; row += grain) {
+      row_ranges_.push_back({expert, row, std::min(row + grain, all.end)});
+    }
+  }
+  pool_.run(std::ssize(row_ranges_), [&](std::int64_t index, int worker) {
+    body(row_ranges_[static_cast<std::size_t>(index)], worker);
+  });
+}
+
 void CpuBackend::dispatch_w13_swiglu(const ForwardCall& call) {
   if (!is_single()) {
-    exchange_rows(call.x_TD);
+    exchange_rows(call.x_TD, sends_codes());
     if (setup_.config.combine == Combine::kPerRank) exchange_scores(call);
   }
   gather_rows(call.x_TD);
@@ -66,16 +81,19 @@ void CpuBackend::w13_swiglu_task(const ExpertMatrices& experts, std::int64_t tas
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   const Config& config = setup_.config;
   const std::int64_t num_columns = task.num_columns;
-  const MatrixView rows{x_.row(task.first_row), task.num_rows, x_.width};
-  const std::int64_t first_weight =
-      task.expert * experts.w13_expert_stride + task.first_column * experts.w13_row_stride;
+  const RowOperand x = has_codes() ? RowOperand(coded_x_) : RowOperand(x_);
+  const MatrixView rows = x.rows(task.first_row, task.num_rows, workspace);
+  const WeightOperands weights(config, experts);
 
   float* gate_sums = workspace.tile;
   float* up_sums = workspace.tile + kGateUpColumns * task.num_rows;
-  multiply(rows, {experts.gate + first_weight, num_columns, experts.w13_row_stride}, x_.width,
-           gate_sums, workspace);
-  multiply(rows, {experts.up + first_weight, num_columns, experts.w13_row_stride}, x_.width,
-           up_sums, workspace);
+  for (const auto& [projection, sums] :
+       {std::pair(Projection::kGate, gate_sums), std::pair(Projection::kUp, up_sums)}) {
+    multiply(rows, weights.rows(projection, task.expert, task.first_column, num_columns, workspace),
+             x.width(), sums, workspace);
+    x.scale_sums(task.first_row, task.num_rows, weights.result_factor(projection, task.expert),
+                 sums, num_columns);
+  }
   const float* gate_bias =
       bias_of(experts.gate_bias, task.expert, task.first_column, num_columns, workspace.bias);
   const float* up_bias = bias_of(experts.up_bias, task.expert, task.first_column, num_columns,
@@ -99,6 +117,7 @@ void CpuBackend::w13_swiglu_task(const ExpertMatrices& experts, std::int64_t tas
 }
 
 void CpuBackend::w2_scatter(const ForwardCall& call) {
+  if (has_codes()) encode(h2_, coded_h2_, h2_columns_);
   list_w2_tasks();
   compute_w2(call.experts);
   if (!is_single()) {
@@ -120,11 +139,16 @@ void CpuBackend::compute_w2(const ExpertMatrices& experts) {
 void CpuBackend::w2_task(const ExpertMatrices& experts, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
-  const MatrixView rows{h2_.row(task.first_row), task.num_rows, h2_.width};
-  const MatrixView slab{experts.w2 + task.expert * experts.w2_expert_stride +
-                            task.first_column * experts.w2_row_stride,
-                        task.num_columns, experts.w2_row_stride};
-  multiply(rows, slab, h2_.width, workspace.tile, workspace);
+  const RowOperand h2 = has_codes() ? RowOperand(coded_h2_) : RowOperand(h2_);
+  const MatrixView rows = h2.rows(task.first_row, task.num_rows, workspace);
+  const WeightOperands weights(setup_.config, experts);
+  multiply(
+      rows,
+      weights.rows(Projection::kDown, task.expert, task.first_column, task.num_columns, workspace),
+      h2.width(), workspace.tile, workspace);
+  h2.scale_sums(task.first_row, task.num_rows,
+                weights.result_factor(Projection::kDown, task.expert), workspace.tile,
+                task.num_columns);
   const float* bias =
       bias_of(experts.bias2, task.expert, task.first_column, task.num_columns, workspace.bias);
   for (std::int64_t row = 0; row < task.num_rows; ++row) {

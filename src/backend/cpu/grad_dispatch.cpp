@@ -12,8 +12,6 @@
 namespace distmoe::cpu {
 namespace {
 
-constexpr std::int64_t kActivationGrain = 16;  // rows
-
 /// The gradient of h3 of a row that was multiplied by rstd and by `score`; grad_h3 may be h3.
 /// Returns the gradient of the score.
 float pull_back_norm(const BF16* dy, float score, float eps, const BF16* h3, BF16* grad_h3,
@@ -30,20 +28,18 @@ float pull_back_norm(const BF16* dy, float score, float eps, const BF16* h3, BF1
 void CpuBackend::restore_activations(const BackwardCall& call) {
   if (kept_x_.data != nullptr) {
     const TensorView own{kept_x_.data, DType::kBF16, {call.num_tokens, kept_x_.width}};
-    if (!is_single()) exchange_rows(own);
+    if (!is_single()) exchange_rows(own, false);
     gather_rows(own);
   }
+  // Of codes a saved layer keeps those of h2 across its rows, which is all that W2's WGRAD takes.
+  const bool needs_h2 = !has_codes() || is_recomputed_ || call.norm.has_value();
   if (is_recomputed_) {
     compute_w13_swiglu(call.experts);
-  } else {
-    const std::int64_t width = setup_.config.intermediate_dim;
-    pool_.run_ranges(routing_.num_rows(), kActivationGrain,
-                     [&](std::int64_t begin, std::int64_t end) {
-                       for (std::int64_t row = begin; row < end; ++row) {
-                         activate(h1_.row(row), h1_.row(row) + width, h2_.row(row), width);
-                       }
-                     });
+  } else if (needs_h2) {
+    activate_rows();
   }
+  if (has_codes() && needs_h2)
+    encode(h2_, coded_h2_, is_recomputed_ ? h2_columns_ : CodedColumns());
   // What the owners of the tokens keep of a saved layer is enough for their scores' gradients. That
   // of a norm is taken where the row is: of peers' tokens it is computed again.
   rows_have_h3_ = setup_.config.activation_policy == ActivationPolicy::kFull &&
@@ -118,7 +114,7 @@ float& CpuBackend::route_score(std::int64_t expert, std::int64_t row) {
 
 void CpuBackend::dispatch_grad_h3(const BackwardCall& call) {
   if (!is_single()) {
-    exchange_rows(call.dy_TD);
+    exchange_rows(call.dy_TD, false);
     exchange_route_scores();
   }
   list_score_blocks();
@@ -127,6 +123,7 @@ void CpuBackend::dispatch_grad_h3(const BackwardCall& call) {
   const BF16* received = received_rows();
   pool_.run(static_cast<std::int64_t>(tasks_.size()),
             [&](std::int64_t task, int) { gather_grad_h3_task(call, received, task); });
+  if (has_codes()) encode(grad_h3_, coded_grad_h3_, grad_h3_columns_);
 }
 
 void CpuBackend::gather_grad_h3_task(const BackwardCall& call, const BF16* received,

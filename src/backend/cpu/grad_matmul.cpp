@@ -37,7 +37,7 @@ void dgrad_f32(const MatrixView& rows, const BF16* weights, const DepthRows& sha
 
 /// In chunks of as many rows as the workspace takes, one after the other.
 void wgrad_f32(const RowSlab& a, const RowSlab& b, std::int64_t num_rows, float* tile,
-               const Workspace& workspace) {
+               bool accumulates, const Workspace& workspace) {
   constexpr std::int64_t kChunkRows = std::min(kCpuWidenedRows, kCpuWidenedColumns);
   for (std::int64_t row = 0; row < num_rows; row += kChunkRows) {
     const std::int64_t count = std::min(kChunkRows, num_rows - row);
@@ -47,7 +47,7 @@ void wgrad_f32(const RowSlab& a, const RowSlab& b, std::int64_t num_rows, float*
                 workspace.widened_columns);
     multiply_operands({workspace.widened_rows, a.num_columns, count, a.num_columns, true},
                       {workspace.widened_columns, b.num_columns, count, b.num_columns, true}, tile,
-                      b.num_columns, row > 0, workspace);
+                      b.num_columns, accumulates || row > 0, workspace);
   }
 }
 
@@ -74,14 +74,14 @@ void multiply_dgrad(const MatrixView& rows, const DepthRows& weights, float* til
 // forward uses, and no code is generated for a number of rows (oneDNN 2.6.3, Zen 4, one core, 512 x
 // 512).
 void multiply_wgrad(const RowSlab& a, const RowSlab& b, std::int64_t num_rows, float* tile,
-                    const Workspace& workspace) {
+                    bool accumulates, const Workspace& workspace) {
   if (matmul_kind() == MatmulKind::kF32) {
-    wgrad_f32(a, b, num_rows, tile, workspace);
+    wgrad_f32(a, b, num_rows, tile, accumulates, workspace);
     return;
   }
   multiply_operands({a.data, a.num_columns, num_rows, a.row_stride, true},
                     {b.data, b.num_columns, num_rows, b.row_stride, true}, tile, b.num_columns,
-                    false, workspace);
+                    accumulates, workspace);
 }
 
 }  // namespace distmoe::cpu

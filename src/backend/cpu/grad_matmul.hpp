@@ -24,9 +24,9 @@ struct RowSlab {
 };
 
 /// WGRAD: tile[m * b.num_columns + n] = sum over rows of a(row, m) * b(row, n), in the order of
-/// rows as far as the library's blocks go. At least one row; at most kCpuRowBlock columns of `a`
-/// and kCpuTileColumns of `b`.
+/// rows as far as the library's blocks go; with `accumulates` added to what is there. At least one
+/// row; at most kCpuRowBlock columns of `a` and kCpuTileColumns of `b`.
 void multiply_wgrad(const RowSlab& a, const RowSlab& b, std::int64_t num_rows, float* tile,
-                    const Workspace& workspace);
+                    bool accumulates, const Workspace& workspace);
 
 }  // namespace distmoe::cpu

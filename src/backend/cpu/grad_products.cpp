@@ -68,22 +68,14 @@ void CpuBackend::w2_dgrad(const BackwardCall& call) {
             [&](std::int64_t task, int worker) { w2_dgrad_task(call, task, worker); });
 }
 
-/// Columns of W2, as an operand of depth D.
-DepthRows CpuBackend::w2_columns(const BackwardCall& call, std::int64_t expert, std::int64_t first,
-                                 std::int64_t count) const {
-  const ExpertMatrices& experts = call.experts;
-  return {.first = experts.w2 + expert * experts.w2_expert_stride + first,
-          .num_rows = setup_.config.hidden_dim,
-          .num_columns = count,
-          .row_stride = experts.w2_row_stride};
-}
-
 void CpuBackend::w2_dgrad_task(const BackwardCall& call, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
-  multiply_dgrad({grad_h3_.row(task.first_row), task.num_rows, grad_h3_.width},
-                 w2_columns(call, task.expert, task.first_column, task.num_columns), workspace.tile,
-                 workspace);
+  const RowOperand grad_h3 = has_codes() ? RowOperand(coded_grad_h3_) : RowOperand(grad_h3_);
+  const WeightOperands weights(setup_.config, call.experts);
+  multiply_dgrad(grad_h3.rows(task.first_row, task.num_rows, workspace),
+                 weights.w2_columns(task.expert, task.first_column, task.num_columns, workspace),
+                 workspace.tile, workspace);
   round_tile(workspace.tile, task.num_rows, task.num_columns,
              grad_h2_.row(task.first_row) + task.first_column, grad_h2_.width);
 }
@@ -94,11 +86,13 @@ void CpuBackend::lean_w2_dgrad_task(const BackwardCall& call, std::int64_t task_
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   const std::int64_t end = task.first_row + task.num_rows;
+  const WeightOperands weights(setup_.config, call.experts);
   std::vector<float> score_gradients(static_cast<std::size_t>(task.num_rows));
   for (std::int64_t column = 0; column < grad_h2_.width; column += kCpuPackedColumns) {
     const std::int64_t count = std::min(kCpuPackedColumns, grad_h2_.width - column);
     multiply_dgrad({grad_h3_.row(task.first_row), task.num_rows, grad_h3_.width},
-                   w2_columns(call, task.expert, column, count), workspace.tile, workspace);
+                   weights.w2_columns(task.expert, column, count, workspace), workspace.tile,
+                   workspace);
     for (std::int64_t row = task.first_row; row < end; ++row) {
       const float* a = workspace.tile + (row - task.first_row) * count;
       score_gradients[static_cast<std::size_t>(row - task.first_row)] +=
@@ -132,18 +126,13 @@ void CpuBackend::w13_dgrad_scatter(const BackwardCall& call) {
   if (!is_single()) return_route_rows(route_grad_);
 }
 
-/// Gate and up rows are one operand of depth 2F, gate first, whatever the layout of W13.
 void CpuBackend::w13_dgrad_task(const BackwardCall& call, std::int64_t task_idx, int worker) {
   const ProductTask& task = tasks_[static_cast<std::size_t>(task_idx)];
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
-  const ExpertMatrices& experts = call.experts;
-  const std::int64_t offset = task.expert * experts.w13_expert_stride + task.first_column;
-  multiply_dgrad({grad_h1_.row(task.first_row), task.num_rows, grad_h1_.width},
-                 {.first = experts.gate + offset,
-                  .second = experts.up + offset,
-                  .num_rows = setup_.config.intermediate_dim,
-                  .num_columns = task.num_columns,
-                  .row_stride = experts.w13_row_stride},
+  const RowOperand grad_h1 = has_codes() ? RowOperand(coded_grad_h1_) : RowOperand(grad_h1_);
+  const WeightOperands weights(setup_.config, call.experts);
+  multiply_dgrad(grad_h1.rows(task.first_row, task.num_rows, workspace),
+                 weights.w13_columns(task.expert, task.first_column, task.num_columns, workspace),
                  workspace.tile, workspace);
   round_tile(workspace.tile, task.num_rows, task.num_columns,
              route_grad_.row(task.first_row) + task.first_column, route_grad_.width);
@@ -183,27 +172,35 @@ std::vector<CpuBackend::WgradTile> CpuBackend::wgrad_tiles(std::int64_t num_halv
   return tiles;
 }
 
-/// grads[rows of the expert, num_rows]^T times activations[rows of the expert, num_columns].
+/// grads[rows of the expert, num_rows]^T times activations[rows of the expert, num_columns], at
+/// least one row, into the workspace's tile. Codes are decoded a block of rows at a time, counted
+/// from the expert's first, and their sums added up.
+void CpuBackend::wgrad_sums(const WgradTile& tile, const WgradOperands& operands,
+                            const RowRange& rows, const Workspace& workspace) const {
+  const std::int64_t column = tile.half * setup_.config.intermediate_dim + tile.first_row;
+  const std::int64_t block = operands.grads.is_coded() ? kCpuRowBlock : rows.size();
+  for (std::int64_t begin = rows.begin; begin < rows.end; begin += block) {
+    const RowRange part{rows.expert, begin, std::min(begin + block, rows.end)};
+    multiply_wgrad(operands.grads.slab(part, column, tile.num_rows, workspace.decoded_weights),
+                   operands.activations.slab(part, tile.first_column, tile.num_columns,
+                                             workspace.decoded_rows),
+                   part.size(), workspace.tile, begin > rows.begin, workspace);
+  }
+}
+
 /// `row_in_weight` says which row of the weight is row i of the tile's half.
 template <typename RowInWeight>
-void CpuBackend::wgrad_tile(const WgradTile& tile, const DenseRows& grads,
-                            const DenseRows& activations, const GradientDestination& out,
-                            const RowInWeight& row_in_weight, int worker) {
+void CpuBackend::wgrad_tile(const WgradTile& tile, const WgradOperands& operands,
+                            const GradientDestination& out, const RowInWeight& row_in_weight,
+                            int worker) {
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
-  const std::int64_t begin = routing_.expert_begin(tile.expert);
-  const std::int64_t num_rows = routing_.expert_begin(tile.expert + 1) - begin;
-  if (num_rows > 0) {
-    const std::int64_t column = tile.half * setup_.config.intermediate_dim + tile.first_row;
-    multiply_wgrad(
-        {grads.row(begin) + column, tile.num_rows, grads.width},
-        {activations.row(begin) + tile.first_column, tile.num_columns, activations.width}, num_rows,
-        workspace.tile, workspace);
-  }
+  const RowRange rows = rows_of_expert(tile.expert);
+  if (rows.size() > 0) wgrad_sums(tile, operands, rows, workspace);
   for (std::int64_t row = 0; row < tile.num_rows; ++row) {
     const std::int64_t first =
-        row_in_weight(tile.first_row + row) * activations.width + tile.first_column;
+        row_in_weight(tile.first_row + row) * operands.num_columns + tile.first_column;
     store_gradient(out, first, tile.num_columns,
-                   num_rows > 0 ? workspace.tile + row * tile.num_columns : nullptr);
+                   rows.size() > 0 ? workspace.tile + row * tile.num_columns : nullptr);
   }
   finish_streamed_stores();
 }
@@ -219,15 +216,14 @@ void CpuBackend::sum_expert_rows(const DenseRows& grads, const GradientDestinati
     const std::int64_t expert = task / slabs;
     const std::int64_t column = task % slabs * kCpuTileColumns;
     const std::int64_t count = std::min(kCpuTileColumns, grads.width - column);
-    const std::int64_t begin = routing_.expert_begin(expert);
-    const std::int64_t end = routing_.expert_begin(expert + 1);
+    const RowRange rows = rows_of_expert(expert);
     std::fill_n(sums, count, 0.0f);
-    for (std::int64_t row = begin; row < end; ++row) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       add_scaled(grads.row(row) + column, 1.0f, sums, count);
     }
     for (std::int64_t i = 0; i < count; ++i) {
       store_gradient(out, expert * grads.width + position_of(column + i), 1,
-                     begin < end ? sums + i : nullptr);
+                     rows.size() > 0 ? sums + i : nullptr);
     }
   });
 }
@@ -236,10 +232,14 @@ void CpuBackend::w2_wgrad(const BackwardCall& call) {
   const std::int64_t num_rows = setup_.config.hidden_dim;
   if (call.grad_w2_LDF.data != nullptr) {
     const std::vector<WgradTile> tiles = wgrad_tiles(1, num_rows, h2_.width);
+    const WgradOperands operands{
+        .grads = has_codes() ? DepthOperand(grad_h3_columns_) : DepthOperand(grad_h3_),
+        .activations = has_codes() ? DepthOperand(h2_columns_) : DepthOperand(h2_),
+        .num_columns = h2_.width};
     pool_.run(std::ssize(tiles), [&](std::int64_t index, int worker) {
       const WgradTile& tile = tiles[static_cast<std::size_t>(index)];
       wgrad_tile(
-          tile, grad_h3_, h2_, call.grad_w2_LDF,
+          tile, operands, call.grad_w2_LDF,
           [&](std::int64_t row) { return tile.expert * num_rows + row; }, worker);
     });
   }
@@ -254,11 +254,16 @@ void CpuBackend::w13_wgrad(const BackwardCall& call) {
     return is_interleaved ? 2 * row + half : half * width + row;
   };
   if (call.grad_w13_L2FD.data != nullptr) {
-    const std::vector<WgradTile> tiles = wgrad_tiles(2, width, x_.width);
+    const std::int64_t num_columns = setup_.config.hidden_dim;
+    const std::vector<WgradTile> tiles = wgrad_tiles(2, width, num_columns);
+    const WgradOperands operands{
+        .grads = has_codes() ? DepthOperand(grad_h1_columns_) : DepthOperand(grad_h1_),
+        .activations = has_codes() ? DepthOperand(x_columns_) : DepthOperand(x_),
+        .num_columns = num_columns};
     pool_.run(std::ssize(tiles), [&](std::int64_t index, int worker) {
       const WgradTile& tile = tiles[static_cast<std::size_t>(index)];
       wgrad_tile(
-          tile, grad_h1_, x_, call.grad_w13_L2FD,
+          tile, operands, call.grad_w13_L2FD,
           [&](std::int64_t row) { return tile.expert * 2 * width + position_of(tile.half, row); },
           worker);
     });

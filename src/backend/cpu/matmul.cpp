@@ -185,7 +185,10 @@ Workspace::Workspace(std::byte* base, const CpuWorkspaceLayout& layout)
       bias(reinterpret_cast<float*>(base + layout.bias)),
       library_scratch(base + layout.library_scratch),
       widened_rows(reinterpret_cast<float*>(base + layout.widened_rows)),
-      widened_columns(reinterpret_cast<float*>(base + layout.widened_columns)) {}
+      widened_columns(reinterpret_cast<float*>(base + layout.widened_columns)),
+      decoded_rows(reinterpret_cast<BF16*>(base + layout.decoded_rows)),
+      decoded_weights(reinterpret_cast<BF16*>(base + layout.decoded_weights)),
+      codes(base + layout.codes) {}
 
 MatmulKind matmul_kind() {
   static const MatmulKind kind = choose_kind();

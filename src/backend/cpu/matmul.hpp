@@ -30,6 +30,10 @@ struct Workspace {
   void* library_scratch = nullptr;
   float* widened_rows = nullptr;
   float* widened_columns = nullptr;
+  // Of precisions with codes.
+  BF16* decoded_rows = nullptr;
+  BF16* decoded_weights = nullptr;
+  std::byte* codes = nullptr;
 
   Workspace(std::byte* base, const CpuWorkspaceLayout& layout);
 };

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "core/check.hpp"
+#include "core/checked_math.hpp"
 
 namespace distmoe::cpu {
 
@@ -20,20 +21,26 @@ void check_received_rows(std::int64_t max_tokens, int size, std::int64_t capacit
 }
 
 Routing::Routing(std::int64_t num_experts, std::int64_t top_k, int rank, int size,
-                 RoutingBuffers buffers)
+                 RoutingBuffers buffers, std::int64_t row_alignment)
     : num_experts_(num_experts),
       top_k_(top_k),
       rank_(rank),
       size_(size),
+      row_alignment_(row_alignment),
       first_expert_(distmoe::first_expert(num_experts, size, rank)),
       num_local_(distmoe::num_local_experts(num_experts, size, rank)),
       buffers_(buffers),
       rows_per_rank_(static_cast<std::size_t>(size)),
+      placed_rows_per_rank_(static_cast<std::size_t>(size)),
       tokens_from_(static_cast<std::size_t>(size)),
       tokens_to_(static_cast<std::size_t>(size)),
       routes_to_(static_cast<std::size_t>(size)),
       routes_from_(static_cast<std::size_t>(size)),
       cursor_(static_cast<std::size_t>(num_experts)) {}
+
+std::int64_t Routing::aligned(std::int64_t rows) const {
+  return ceil_div(rows, row_alignment_) * row_alignment_;
+}
 
 void Routing::count(std::span<const RankIds> ids) {
   std::ranges::fill(buffers_.counts, 0);
@@ -45,16 +52,20 @@ void Routing::count(std::span<const RankIds> ids) {
     }
   }
   std::ranges::fill(rows_per_rank_, 0);
+  std::ranges::fill(placed_rows_per_rank_, 0);
   std::ranges::fill(routes_to_, 0);
   std::ranges::fill(routes_from_, 0);
   for (std::int64_t expert = 0; expert < num_experts_; ++expert) {
     const auto peer = static_cast<std::size_t>(owner(expert));
+    std::int64_t rows = 0;
     for (int source = 0; source < size_; ++source) {
-      rows_per_rank_[peer] += rows_of(expert, source);
+      rows += rows_of(expert, source);
       if (owner(expert) == rank_) {
         routes_from_[static_cast<std::size_t>(source)] += rows_of(expert, source);
       }
     }
+    rows_per_rank_[peer] += rows;
+    placed_rows_per_rank_[peer] += aligned(rows);
     routes_to_[peer] += rows_of(expert, rank_);
   }
 }
@@ -70,7 +81,7 @@ void Routing::order_rows(std::span<const RankIds> ids) {
   std::int64_t next = 0;
   for (std::int64_t expert = 0; expert < num_local_; ++expert) {
     buffers_.expert_begin[static_cast<std::size_t>(expert)] = next;
-    for (int source = 0; source < size_; ++source) next += rows_of(first_expert_ + expert, source);
+    next += aligned(expert_end(expert) - next);
   }
   buffers_.expert_begin[static_cast<std::size_t>(num_local_)] = next;
 

@@ -2,7 +2,9 @@
 //
 // Who sends which row where. Every rank derives it from the expert ids of all ranks, so that all
 // know every rank's load. The order of rows on a rank is fixed: local expert, then source
-// rank, then token, then k. The arrays live in context memory; this file never allocates there.
+// rank, then token, then k. Where the precision pads, the rows of every expert begin at a multiple
+// of 128: what lies between has no token, and no step reads it. The arrays live in context memory;
+// this file never allocates there.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +18,8 @@ namespace distmoe::cpu {
 
 /// Arrays in context memory, sized by the plan.
 struct RoutingBuffers {
-  std::span<RowOrigin> row_origin;       ///< [rows]
-  std::span<std::int32_t> received_row;  ///< [rows] of the dispatch block, or own token
+  std::span<RowOrigin> row_origin;       ///< [rows, padding included]
+  std::span<std::int32_t> received_row;  ///< [rows, ...] of the dispatch block, or own token
   std::span<std::int64_t> row_of_route;  ///< [T * K], see Routing::row_of_route
   std::span<std::int64_t> counts;        ///< [E * P]
   std::span<std::int64_t> expert_begin;  ///< [L + 1]
@@ -35,29 +37,44 @@ void check_received_rows(std::int64_t max_tokens, int size, std::int64_t capacit
 /// The routing of one call, seen from one rank.
 class Routing {
  public:
-  Routing(std::int64_t num_experts, std::int64_t top_k, int rank, int size, RoutingBuffers buffers);
+  /// The rows of an expert begin at multiples of `row_alignment`.
+  Routing(std::int64_t num_experts, std::int64_t top_k, int rank, int size, RoutingBuffers buffers,
+          std::int64_t row_alignment = 1);
 
   /// Works in other buffers from now on.
   void bind(const RoutingBuffers& buffers) { buffers_ = buffers; }
-  /// Counts the rows of every expert and rank. After it rows_per_rank() and rows_of() are valid.
+  /// Counts the rows of every expert and rank. After it rows_per_rank(), placed_rows_per_rank() and
+  /// rows_of() are valid.
   void count(std::span<const RankIds> ids);
   /// Fills the row maps. Call after count(), when rows_per_rank()[rank] fits the buffers.
   void order(std::span<const RankIds> ids);
 
   std::span<const std::int64_t> rows_per_rank() const { return rows_per_rank_; }
+  /// The same with the padding of every expert.
+  std::span<const std::int64_t> placed_rows_per_rank() const { return placed_rows_per_rank_; }
   /// Rows of global expert `expert` that come from rank `source`.
   std::int64_t rows_of(std::int64_t expert, int source) const {
     return buffers_.counts[static_cast<std::size_t>(expert * size_ + source)];
   }
   std::int64_t num_rows() const { return rows_per_rank_[static_cast<std::size_t>(rank_)]; }
+  /// Of this rank, padding included.
+  std::int64_t num_placed_rows() const {
+    return placed_rows_per_rank_[static_cast<std::size_t>(rank_)];
+  }
   std::int64_t num_local_experts() const { return num_local_; }
-  /// First row of local expert `expert`; expert_begin(num_local_experts()) is num_rows().
+  /// First row of local expert `expert`; expert_begin(num_local_experts()) is num_placed_rows().
   std::int64_t expert_begin(std::int64_t expert) const {
     return buffers_.expert_begin[static_cast<std::size_t>(expert)];
   }
-  /// Rows of this rank from first to last.
+  /// Behind its last row that has a token.
+  std::int64_t expert_end(std::int64_t expert) const {
+    std::int64_t end = expert_begin(expert);
+    for (int source = 0; source < size_; ++source) end += rows_of(first_expert_ + expert, source);
+    return end;
+  }
+  /// Rows of this rank from first to last; what pads is of no route.
   std::span<const RowOrigin> row_origin() const {
-    return buffers_.row_origin.first(static_cast<std::size_t>(num_rows()));
+    return buffers_.row_origin.first(static_cast<std::size_t>(num_placed_rows()));
   }
   /// Position of a row's token in the block of deduplicated rows that its source sent (all sources
   /// one after the other); for rows of this rank itself the token.
@@ -115,6 +132,7 @@ class Routing {
   std::int64_t top_k() const { return top_k_; }
 
  private:
+  std::int64_t aligned(std::int64_t rows) const;
   void order_rows(std::span<const RankIds> ids);
   void order_routes(const RankIds& own);
   void count_tokens_to_peers(const RankIds& own);
@@ -123,10 +141,12 @@ class Routing {
   std::int64_t top_k_;
   int rank_;
   int size_;
+  std::int64_t row_alignment_;
   std::int64_t first_expert_;
   std::int64_t num_local_;
   RoutingBuffers buffers_;
   std::vector<std::int64_t> rows_per_rank_;
+  std::vector<std::int64_t> placed_rows_per_rank_;
   std::vector<std::int64_t> tokens_from_;
   std::vector<std::int64_t> tokens_to_;
   std::vector<std::int64_t> routes_to_;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "runtime/prepared_layout.hpp"
+
+#include <cmath>
+
+#include "core/check.hpp"
+#include "formats/block_scales.hpp"
+#include "plan/option_names.hpp"
+#include "runtime/tensor_check.hpp"
+
+namespace distmoe {
+namespace {
+
+void check_multiple(const BlockScaledConfig& config, const char* name, std::int64_t value,
+                    std::int64_t block) {
+  DISTMOE_CHECK(value % block == 0, kInvalidArgument, "a weight to prepare has ", value, " ", name,
+                "; ", option_name(config.format), config.inference ? " inference" : " training",
+                config.gate_up_layout == GateUpLayout::kInterleaved ? " of interleaved rows" : "",
+                " needs a multiple of ", block);
+}
+
+void check_format(const BlockScaledConfig& config) {
+  check_choice("gate_up_layout", config.gate_up_layout);
+  const Precision format = config.format;
+  DISTMOE_CHECK(
+      format == Precision::kMXFP8 || format == Precision::kNVFP4 || format == Precision::kMXFP4,
+      kInvalidArgument, "the format of a prepared weight is ", option_name(format),
+      "; legal are mxfp8, nvfp4 and mxfp4");
+  DISTMOE_CHECK(config.inference || format == Precision::kMXFP8, kInvalidArgument,
+                "the format of a prepared weight is ", option_name(format),
+                " and inference is false; training takes mxfp8");
+}
+
+/// Same shape, row-major but for the expert stride, aligned.
+void check_array(const char* name, const char* part, const TensorView& array,
+                 const TensorView& expected) {
+  bool is_right = array.rank == expected.rank && array.dtype == expected.dtype;
+  for (int dim = 0; is_right && dim < expected.rank; ++dim) {
+    is_right = array.shape[dim] == expected.shape[dim];
+  }
+  DISTMOE_CHECK(is_right, kInvalidArgument, part, " of ", name, " must be ", expected.describe(),
+                ", got ", array.describe());
+  if (!expected.is_given() || expected.num_elements() == 0) return;
+  for (int dim = 1; dim < expected.rank; ++dim) {
+    is_right = is_right && (array.shape[dim] == 1 || array.strides[dim] == expected.strides[dim]);
+  }
+  DISTMOE_CHECK(is_right && (array.shape[0] == 1 || array.strides[0] >= expected.strides[0]),
+                kInvalidArgument, part, " of ", name,
+                " must be row-major without gaps inside an expert, got ", array.describe());
+  DISTMOE_CHECK(array.data != nullptr &&
+                    reinterpret_cast<std::uintptr_t>(array.data) % size_of(array.dtype) == 0,
+                kInvalidArgument, part, " of ", name, " lie at ", array.data,
+                ", which is no address of ", to_string(array.dtype));
+}
+
+}  // namespace
+
+PreparedWeightView prepared_layout(const BlockScaledConfig& config, std::int64_t num_experts,
+                                   std::int64_t num_rows, std::int64_t num_columns) {
+  check_format(config);
+  const bool is_nvfp4 = config.format == Precision::kNVFP4;
+  const bool has_tiles = config.format == Precision::kMXFP8 && !config.inference;
+  const std::int64_t block = is_nvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
+  const std::int64_t matrices = config.gate_up_layout == GateUpLayout::kInterleaved ? 2 : 1;
+  check_multiple(config, "columns", num_columns, block);
+  check_multiple(config, "rows", num_rows, has_tiles ? matrices * block : matrices);
+  PreparedWeightView view{.config = config};
+  const bool is_4bit = config.format != Precision::kMXFP8;
+  view.codes = {nullptr,
+                is_4bit ? DType::kU8 : DType::kF8E4M3,
+                {num_experts, num_rows, is_4bit ? num_columns / 2 : num_columns}};
+  view.scales = {nullptr,
+                 is_nvfp4 ? DType::kF8E4M3 : DType::kF8E8M0,
+                 {num_experts, has_tiles ? num_rows / block : num_rows, num_columns / block}};
+  if (is_nvfp4) view.global_scales = {nullptr, DType::kF32, {num_experts, 1}};
+  return view;
+}
+
+void check_prepared_layout(const char* name, const PreparedWeightView& weight,
+                           std::int64_t num_experts, std::int64_t num_rows,
+                           std::int64_t num_columns) {
+  const PreparedWeightView expected =
+      prepared_layout(weight.config, num_experts, num_rows, num_columns);
+  check_array(name, "codes", weight.codes, expected.codes);
+  check_array(name, "scales", weight.scales, expected.scales);
+  TensorView factors = expected.global_scales;
+  const bool has_two = weight.global_scales.rank == 2 && weight.global_scales.shape[1] == 2;
+  if (factors.is_given() && has_two) factors = {nullptr, DType::kF32, {num_experts, 2}};
+  check_array(name, "global scales", weight.global_scales, factors);
+}
+
+void check_global_scales(const char* name, const PreparedWeightView& weight) {
+  const TensorView& factors = weight.global_scales;
+  if (!factors.is_given()) return;
+  for (std::int64_t expert = 0; expert < factors.shape[0]; ++expert) {
+    for (std::int64_t half = 0; half < factors.shape[1]; ++half) {
+      const float factor = static_cast<const float*>(
+          factors.data)[expert * factors.strides[0] + half * factors.strides[1]];
+      DISTMOE_CHECK(std::isfinite(factor) && factor > 0.0F, kInvalidArgument, "global scale [",
+                    expert, ", ", half, "] of ", name, " is ", factor,
+                    "; it must be finite and positive");
+    }
+  }
+}
+
+}  // namespace distmoe

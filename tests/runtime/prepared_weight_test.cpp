@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: a prepared weight holds the codes and scales of the numerics contract, byte for byte,
+// in the row order of the weight, whatever its layout and strides; refilling keeps its addresses;
+// what a format cannot hold and what a context of another kind would misread is refused with the
+// values, before anything is written or run.
+#include "distmoe/prepared_weight.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "conformance/coded_values.hpp"
+#include "conformance/moe_problem.hpp"
+#include "conformance/moe_refusal.hpp"
+#include "conformance/moe_runner.hpp"
+
+namespace distmoe {
+namespace {
+
+using conformance::CodedValues;
+using conformance::expect_error;
+using conformance::MatrixShape;
+using conformance::outcome_of;
+
+constexpr std::int64_t kExperts = 2;
+constexpr std::int64_t kInner = 64;
+constexpr std::int64_t kColumns = 96;
+
+std::vector<BF16> random_values(std::int64_t count, std::uint64_t seed) {
+  std::vector<BF16> values;
+  for (std::int64_t i = 0; i < count; ++i) {
+    values.push_back(to_bf16(3 * conformance::uniform(seed, static_cast<std::uint64_t>(i))));
+  }
+  return values;
+}
+
+/// Rows of one expert, of `rows`, in this order.
+std::vector<double> matrix_of(const std::vector<BF16>& w13, std::int64_t expert,
+                              const std::vector<std::int64_t>& rows) {
+  std::vector<double> matrix;
+  for (const std::int64_t row : rows) {
+    for (std::int64_t k = 0; k < kColumns; ++k) {
+      matrix.push_back(
+          to_float(w13[static_cast<std::size_t>((expert * 2 * kInner + row) * kColumns + k)]));
+    }
+  }
+  return matrix;
+}
+
+CodedValues coded_of(const std::vector<double>& matrix, const BlockScaledConfig& config) {
+  const MatrixShape shape{std::ssize(matrix) / kColumns, kColumns};
+  switch (config.format) {
+    case Precision::kNVFP4: return conformance::nvfp4_values(matrix, shape, true);
+    case Precision::kMXFP4: return conformance::mxfp4_values(matrix, shape);
+    default: return conformance::mxfp8_values(matrix, shape, config.inference ? 1 : 32, 32);
+  }
+}
+
+/// Row `row` of an array of `view`, as bytes.
+std::vector<std::uint8_t> row_bytes(const TensorView& view, std::int64_t expert, std::int64_t row) {
+  const auto* data = static_cast<const std::uint8_t*>(view.data) + expert * view.strides[0] +
+                     row * view.strides[1];
+  return {data, data + view.shape[2]};
+}
+
+std::vector<std::uint8_t> part(const std::vector<std::uint8_t>& all, std::int64_t row,
+                               std::int64_t width) {
+  return {all.begin() + row * width, all.begin() + (row + 1) * width};
+}
+
+/// Rows `rows` of every expert of `weight`, whose scale rows are `scale_rows`, against the second
+/// derivation of the matrix that they are.
+void expect_codes(const PreparedWeightView& prepared, const std::vector<BF16>& w13,
+                  const std::vector<std::int64_t>& rows,
+                  const std::vector<std::int64_t>& scale_rows) {
+  const bool is_4bit = prepared.config.format != Precision::kMXFP8;
+  for (std::int64_t expert = 0; expert < kExperts; ++expert) {
+    const CodedValues expected = coded_of(matrix_of(w13, expert, rows), prepared.config);
+    const std::vector<std::uint8_t> codes =
+        is_4bit ? conformance::packed_pairs(expected.codes) : expected.codes;
+    for (std::int64_t i = 0; i < std::ssize(rows); ++i) {
+      EXPECT_EQ(row_bytes(prepared.codes, expert, rows[static_cast<std::size_t>(i)]),
+                part(codes, i, prepared.codes.shape[2]));
+    }
+    for (std::int64_t i = 0; i < std::ssize(scale_rows); ++i) {
+      EXPECT_EQ(row_bytes(prepared.scales, expert, scale_rows[static_cast<std::size_t>(i)]),
+                part(expected.scales, i, prepared.scales.shape[2]));
+    }
+    if (prepared.global_scales.is_given()) {
+      EXPECT_EQ(static_cast<const float*>(prepared.global_scales.data)[expert],
+                1.0F / expected.factors[0]);
+    }
+  }
+}
+
+std::vector<std::int64_t> every(std::int64_t step, std::int64_t first, std::int64_t count) {
+  std::vector<std::int64_t> rows;
+  for (std::int64_t i = 0; i < count; ++i) rows.push_back(first + i * step);
+  return rows;
+}
+
+const std::vector<BlockScaledConfig>& formats() {
+  static const std::vector<BlockScaledConfig> all{{Precision::kMXFP8, false},
+                                                  {Precision::kMXFP8, true},
+                                                  {Precision::kNVFP4, true},
+                                                  {Precision::kMXFP4, true}};
+  return all;
+}
+
+TEST(PreparedWeightTest, HoldsTheCodesOfTheSecondDerivation) {
+  const std::vector<BF16> w13 = random_values(kExperts * 2 * kInner * kColumns, 900);
+  for (const BlockScaledConfig& config : formats()) {
+    const PreparedWeight prepared = prepare_block_scaled_weight(
+        {w13.data(), DType::kBF16, {kExperts, 2 * kInner, kColumns}}, config);
+    const std::int64_t tile = config.inference ? 1 : 32;
+    expect_codes(prepared.view(), w13, every(1, 0, 2 * kInner), every(1, 0, 2 * kInner / tile));
+    EXPECT_EQ(prepared.num_bytes(), prepared.view().codes.num_bytes() +
+                                        prepared.view().scales.num_bytes() +
+                                        prepared.view().global_scales.num_bytes());
+    EXPECT_NO_THROW(check_scales(prepared.view()));
+  }
+}
+
+/// Gate and up rows of interleaved weights have tiles of their own.
+TEST(PreparedWeightTest, InterleavedRowsKeepTheirPlacesAndTheirTiles) {
+  const std::vector<BF16> w13 = random_values(kExperts * 2 * kInner * kColumns, 910);
+  for (BlockScaledConfig config : formats()) {
+    config.gate_up_layout = GateUpLayout::kInterleaved;
+    const PreparedWeight prepared = prepare_block_scaled_weight(
+        {w13.data(), DType::kBF16, {kExperts, 2 * kInner, kColumns}}, config);
+    if (config.format == Precision::kNVFP4) continue;  // one factor for both: below
+    const std::int64_t scale_rows = config.inference ? kInner : kInner / 32;
+    for (const std::int64_t half : {0, 1}) {
+      expect_codes(prepared.view(), w13, every(2, half, kInner), every(2, half, scale_rows));
+    }
+  }
+}
+
+TEST(PreparedWeightTest, GateAndUpOfAnExpertShareAFactorInEveryLayout) {
+  std::vector<BF16> halves = random_values(kExperts * 2 * kInner * kColumns, 920);
+  halves[5] = to_bf16(100.0F);  // of the gate of expert 0
+  std::vector<BF16> interleaved(halves.size());
+  for (std::int64_t expert = 0; expert < kExperts; ++expert) {
+    for (std::int64_t row = 0; row < 2 * kInner; ++row) {
+      const std::int64_t to = row < kInner ? 2 * row : 2 * (row - kInner) + 1;
+      std::copy_n(halves.begin() + (expert * 2 * kInner + row) * kColumns, kColumns,
+                  interleaved.begin() + (expert * 2 * kInner + to) * kColumns);
+    }
+  }
+  const BlockScaledConfig config{Precision::kNVFP4, true};
+  BlockScaledConfig alternating = config;
+  alternating.gate_up_layout = GateUpLayout::kInterleaved;
+  const PreparedWeight a = prepare_block_scaled_weight(
+      {halves.data(), DType::kBF16, {kExperts, 2, kInner, kColumns}}, config);
+  const PreparedWeight b = prepare_block_scaled_weight(
+      {interleaved.data(), DType::kBF16, {kExperts, 2 * kInner, kColumns}}, alternating);
+  for (std::int64_t expert = 0; expert < kExperts; ++expert) {
+    EXPECT_EQ(static_cast<const float*>(a.view().global_scales.data)[expert],
+              static_cast<const float*>(b.view().global_scales.data)[expert]);
+    for (std::int64_t row = 0; row < kInner; ++row) {
+      for (const auto& [from, to] : {std::pair(row, 2 * row), {kInner + row, 2 * row + 1}}) {
+        EXPECT_EQ(row_bytes(a.view().codes, expert, from), row_bytes(b.view().codes, expert, to));
+        EXPECT_EQ(row_bytes(a.view().scales, expert, from), row_bytes(b.view().scales, expert, to));
+      }
+    }
+  }
+}
+
+TEST(PreparedWeightTest, RefillsInPlaceAndMovesWithItsAddresses) {
+  const std::vector<BF16> first = random_values(kExperts * 2 * kInner * kColumns, 930);
+  const std::vector<BF16> second = random_values(kExperts * 2 * kInner * kColumns, 931);
+  const TensorView a{first.data(), DType::kBF16, {kExperts, 2 * kInner, kColumns}};
+  const TensorView b{second.data(), DType::kBF16, {kExperts, 2 * kInner, kColumns}};
+  for (const BlockScaledConfig& config : formats()) {
+    PreparedWeight prepared = prepare_block_scaled_weight(a, config);
+    const void* codes = prepared.view().codes.data;
+    const void* scales = prepared.view().scales.data;
+    refill_prepared_weight(b, prepared.view());
+    PreparedWeight moved = std::move(prepared);
+    EXPECT_EQ(moved.view().codes.data, codes);
+    EXPECT_EQ(moved.view().scales.data, scales);
+    const PreparedWeight fresh = prepare_block_scaled_weight(b, config);
+    EXPECT_EQ(std::memcmp(codes, fresh.view().codes.data, fresh.view().codes.num_bytes()), 0);
+    EXPECT_EQ(std::memcmp(scales, fresh.view().scales.data, fresh.view().scales.num_bytes()), 0);
+  }
+}
+
+// reports: A65, A72: zeros have finite scales and factors; NaN and infinity stay in their block, or
+// their expert.
+TEST(PreparedWeightTest, ZerosAndWhatIsNoNumber) {
+  std::vector<BF16> w(kExperts * 2 * kInner * kColumns, BF16{0});
+  w[static_cast<std::size_t>(2 * kInner * kColumns + 40)] = BF16{0x7FC0};  // of expert 1
+  for (const BlockScaledConfig& config : formats()) {
+    const PreparedWeight prepared = prepare_block_scaled_weight(
+        {w.data(), DType::kBF16, {kExperts, 2 * kInner, kColumns}}, config);
+    const std::int64_t tile = config.inference ? 1 : 32;
+    expect_codes(prepared.view(), w, every(1, 0, 2 * kInner), every(1, 0, 2 * kInner / tile));
+    expect_error(outcome_of([&] { check_scales(prepared.view()); }), ErrorCode::kInvalidArgument,
+                 {"scale [1, 0, ", config.format == Precision::kNVFP4 ? "byte 127" : "byte 255"});
+  }
+}
+
+TEST(PreparedWeightTest, WhatAFormatCannotHoldIsRefusedWithTheValues) {
+  const std::vector<BF16> w(64 * 96);
+  const auto refused = [&](std::int64_t rows, std::int64_t columns, BlockScaledConfig config,
+                           std::vector<std::string> words) {
+    expect_error(
+        outcome_of([&] {
+          prepare_block_scaled_weight({w.data(), DType::kBF16, {1, rows, columns}}, config);
+        }),
+        ErrorCode::kInvalidArgument, words);
+  };
+  refused(64, 48, {Precision::kMXFP8, true}, {"48 columns", "mxfp8", "multiple of 32"});
+  refused(40, 64, {Precision::kMXFP8, false}, {"40 rows", "mxfp8 training", "multiple of 32"});
+  refused(64, 40, {Precision::kNVFP4, true}, {"40 columns", "nvfp4", "multiple of 16"});
+  refused(64, 48, {Precision::kMXFP4, true}, {"48 columns", "mxfp4", "multiple of 32"});
+  refused(96, 32, {Precision::kMXFP8, false, GateUpLayout::kInterleaved},
+          {"96 rows", "interleaved", "multiple of 64"});
+  refused(64, 64, {Precision::kNVFP4, false}, {"nvfp4", "inference is false"});
+  refused(64, 64, {Precision::kBF16, true}, {"bf16", "legal are mxfp8, nvfp4 and mxfp4"});
+  expect_error(outcome_of([&] {
+                 prepare_block_scaled_weight({w.data(), DType::kF16, {1, 64, 64}},
+                                             {Precision::kMXFP8, true});
+               }),
+               ErrorCode::kInvalidArgument, {"must be bf16", "f16 [1, 64, 64]"});
+  const PreparedWeight prepared =
+      prepare_block_scaled_weight({w.data(), DType::kBF16, {1, 64, 64}}, {Precision::kMXFP8, true});
+  expect_error(outcome_of([&] {
+                 refill_prepared_weight({w.data(), DType::kBF16, {1, 32, 64}}, prepared.view());
+               }),
+               ErrorCode::kInvalidArgument, {"codes", "[1, 32, 64]", "[1, 64, 64]"});
+}
+
+// ---- At the door of a call
+
+class PreparedCall : public testing::Test {
+ protected:
+  static constexpr std::int64_t kHidden = 64;
+  static conformance::MoeProblem problem() {
+    return conformance::make_problem({.num_tokens = 4,
+                                      .hidden_dim = kHidden,
+                                      .intermediate_dim = 64,
+                                      .num_experts = 2,
+                                      .top_k = 1},
+                                     conformance::RoutePattern::kDistinct, 940);
+  }
+  /// A call of a context of `precision` with weights that `change` has changed.
+  template <typename Change>
+  void expect_refused(Precision precision, bool inference, const Change& change,
+                      const std::vector<std::string>& words) {
+    const conformance::MoeProblem p = problem();
+    const conformance::MoeCase moe_case{.precision = precision};
+    Config config = conformance::config_of(p, moe_case, {}, 4);
+    config.inference = inference;
+    Context context = conformance::make_context(config, moe_case, nullptr);
+    conformance::CallForm form;
+    form.prepared = BlockScaledConfig{precision == Precision::kBF16 ? Precision::kMXFP8 : precision,
+                                      inference || precision == Precision::kBF16};
+    conformance::RankCall call = conformance::pack_rank(p, form, {4}, 0);
+    ExpertWeights weights = call.weights;
+    change(weights, call);
+    expect_error(outcome_of([&] { routed_experts(context, call.input, weights, call.y_view()); }),
+                 ErrorCode::kInvalidArgument, words);
+    EXPECT_TRUE(call.is_y_untouched());
+  }
+};
+
+TEST_F(PreparedCall, OfAnotherFormatOrShapeIsRefusedWithBoth) {
+  using Call = conformance::RankCall;
+  const auto as_it_is = [](ExpertWeights&, Call&) {};
+  expect_refused(Precision::kBF16, true, as_it_is, {"w13", "prepared for mxfp8", "computes bf16"});
+  PreparedWeight other;
+  const auto prepare_as = [&](BlockScaledConfig config) {
+    return [&other, config](ExpertWeights& weights, Call& call) {
+      other = prepare_block_scaled_weight(call.w13.view(), config);
+      weights.prepared_w13 = other.view();
+    };
+  };
+  expect_refused(Precision::kMXFP8, true, prepare_as({Precision::kMXFP8, false}),
+                 {"prepared for mxfp8 training", "computes mxfp8 inference"});
+  expect_refused(Precision::kMXFP8, false, prepare_as({Precision::kMXFP8, true}),
+                 {"prepared for mxfp8 inference", "computes mxfp8 training"});
+  expect_refused(Precision::kNVFP4, true, prepare_as({Precision::kMXFP4, true}),
+                 {"prepared for mxfp4", "computes nvfp4"});
+  expect_refused(Precision::kMXFP8, true,
+                 prepare_as({Precision::kMXFP8, true, GateUpLayout::kInterleaved}),
+                 {"gate_up_layout interleaved", "concatenated"});
+  expect_refused(
+      Precision::kMXFP8, true,
+      [](ExpertWeights& weights, Call&) { std::swap(weights.prepared_w13, weights.prepared_w2); },
+      {"codes of prepared w13", "[2, 128, 64]", "[2, 64, 64]"});
+  expect_refused(Precision::kMXFP8, true,
+                 [](ExpertWeights& weights, Call&) { weights.prepared_w2.scales.shape[2] = 1; },
+                 {"scales of prepared w2", "[2, 64, 2]", "[2, 64, 1]"});
+}
+
+TEST_F(PreparedCall, WeightsAreGivenOnceAndThoseOfNVFP4Prepared) {
+  using Call = conformance::RankCall;
+  expect_refused(Precision::kMXFP8, true,
+                 [](ExpertWeights& weights, Call& call) { weights.w2_LDF = call.w2.view(); },
+                 {"w2 is given twice", "bf16 [2, 64, 64]"});
+  expect_refused(
+      Precision::kNVFP4, true,
+      [](ExpertWeights& weights, Call& call) {
+        weights.prepared_w13 = {};
+        weights.w13_L2FD = call.w13.view();
+      },
+      {"w13 is bf16 [2, 128, 64]", "nvfp4 needs it prepared", "prepare_block_scaled_weight"});
+}
+
+// reports: A69, A72
+TEST_F(PreparedCall, GlobalScalesThatAreNoNumbersAreRefusedWithTheirPlace) {
+  using Call = conformance::RankCall;
+  for (const float scale : {0.0F, -1.0F, INFINITY, NAN}) {
+    expect_refused(Precision::kNVFP4, true,
+                   [&](ExpertWeights& weights, Call&) {
+                     static_cast<float*>(weights.prepared_w13.global_scales.data)[1] = scale;
+                   },
+                   {"global scale [1, 0] of prepared w13", "finite and positive"});
+  }
+}
+
+/// A checkpoint may bring one factor for the gate and another for the up rows.
+TEST_F(PreparedCall, GateAndUpMayHaveFactorsOfTheirOwn) {
+  conformance::MoeProblem p = problem();
+  const conformance::MoeCase moe_case{.precision = Precision::kNVFP4};
+  Context context =
+      conformance::make_context(conformance::config_of(p, moe_case, {}, 4), moe_case, nullptr);
+  conformance::CallForm form;
+  form.prepared = BlockScaledConfig{Precision::kNVFP4, true};
+  conformance::RankCall call = conformance::pack_rank(p, form, {4}, 0);
+  routed_experts(context, call.input, call.weights, call.y_view());
+  const std::vector<BF16> expected = call.y_rows();
+  // up twice as large is h2 twice as large, and so is everything behind it.
+  const auto* one = static_cast<const float*>(call.weights.prepared_w13.global_scales.data);
+  const std::vector<float> two{one[0], 2 * one[0], one[1], 2 * one[1]};
+  call.weights.prepared_w13.global_scales = {two.data(), DType::kF32, {2, 2}};
+  call.y.poison();
+  routed_experts(context, call.input, call.weights, call.y_view());
+  const std::vector<BF16> doubled = call.y_rows();
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(to_float(doubled[i]), 2 * to_float(expected[i]));
+  }
+}
+
+}  // namespace
+}  // namespace distmoe
