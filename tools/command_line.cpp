@@ -13,8 +13,8 @@ namespace distmoe::tools {
 namespace {
 
 constexpr std::unique_ptr<Subcommand> (*kMakers[])() = {
-    make_run_command,      make_plan_command,  make_explain_kernels_command,
-    make_quantize_command, make_bench_command, make_info_command};
+    make_run_command,      make_compare_command, make_plan_command, make_explain_kernels_command,
+    make_quantize_command, make_bench_command,   make_info_command};
 
 constexpr const char* kDescription =
     "Runs the routed experts of Mixture-of-Experts layers over expert-parallel ranks.";
@@ -22,6 +22,7 @@ constexpr const char* kFooter =
     "'distmoe SUBCOMMAND --help' explains the options of a subcommand.\n\n"
     "Examples:\n"
     "  distmoe run --checkpoint testdata/qwen3moe --layer 0 --ranks 4\n"
+    "  distmoe compare --checkpoint testdata/gptoss\n"
     "  distmoe plan --model DeepSeek-V3 --tokens 4096 --ep 32\n"
     "  distmoe explain-kernels --model Qwen3-30B-A3B --tokens 64 8192\n"
     "  distmoe quantize --checkpoint testdata/qwen3moe --format nvfp4 --output "

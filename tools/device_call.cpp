@@ -10,7 +10,7 @@ DeviceCall::DeviceCall(BackendKind backend, int device, const RoutedInput& input
       host_y_(y),
       input_{place(input.x_TD), place(input.topk_ids_TK), place(input.topk_scores_TK)},
       weights_{place(weights.w13_L2FD), place(weights.w2_LDF), place(weights.bias13_L2F),
-               place(weights.bias2_LD)},
+               place(weights.bias2_LD), weights.prepared_w13,  weights.prepared_w2},
       y_(place(y)) {}
 
 TensorView DeviceCall::place(const TensorView& host) {

@@ -10,6 +10,7 @@
 #include "core/check.hpp"
 #include "option_declaration.hpp"
 #include "option_values.hpp"
+#include "precision_options.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -73,15 +74,7 @@ void add_capacity(CLI::App& app, PlanOptions& options) {
       [&](const std::string& text) {
         config.distinct_experts = parse_name("--distinct-experts", text, {"false", "true"}) == 1;
       });
-  add(app, "--precision", "bf16|mxfp8|nvfp4|mxfp4", "Precision of the products [bf16]",
-      [&](const std::string& text) {
-        config.precision = static_cast<Precision>(
-            parse_name("--precision", text, {"bf16", "mxfp8", "nvfp4", "mxfp4"}));
-      });
-  add(app, "--pipeline", "staged|mega", "Launch topology of block-scaled precisions [staged]",
-      [&](const std::string& text) {
-        config.pipeline = static_cast<Pipeline>(parse_name("--pipeline", text, {"staged", "mega"}));
-      });
+  add_precision_options(app, config.precision, config.pipeline);
   add(app, "--combine", "per_route|per_rank", "What travels back of a token [per_route]",
       [&](const std::string& text) {
         config.combine =

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "code_dump.hpp"
 #include "comparison.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
@@ -23,6 +24,10 @@
 #include "distmoe/routed_experts.hpp"
 #include "io/checkpoint.hpp"
 #include "io/routed_input.hpp"
+#include "layer_config.hpp"
+#include "layer_weights.hpp"
+#include "layout/packed_row.hpp"
+#include "output_error.hpp"
 #include "output_gather.hpp"
 #include "plan/option_names.hpp"
 #include "progress.hpp"
@@ -88,7 +93,9 @@ class RankRun {
   }
 
  private:
+  void prepare_training(const LoadedExperts& experts);
   Config make_config() const;
+  std::vector<std::filesystem::path> files_read() const;
   void open_inputs();
   void check_same_shape(const InputRun& first, const InputRun& second) const;
   RoutedInput own_input(const InputRun& input) const;
@@ -119,7 +126,7 @@ class RankRun {
   std::unique_ptr<Checkpoint> checkpoint_;
   std::vector<std::int64_t> tokens_per_rank_;
   std::vector<std::int64_t> experts_per_rank_;
-  LoadedExperts experts_;
+  LayerWeights weights_;
   std::unique_ptr<Context> context_;
   std::unique_ptr<DeviceCall> call_;
   std::unique_ptr<TrainingRun> training_;  ///< with --train
@@ -127,6 +134,7 @@ class RankRun {
   std::vector<double> call_seconds_;
   bool repeat_bitwise_equal_ = true;
   OutputGather output_;
+  CodeDump codes_;  ///< of --dump-codes
 };
 
 void RankRun::prepare() {
@@ -134,10 +142,12 @@ void RankRun::prepare() {
   progress_.show("reading the checkpoint");
   checkpoint_ = std::make_unique<Checkpoint>(Checkpoint::open(options_.checkpoint));
   if (group_.is_first() && !options_.output.empty()) {
-    std::vector<std::filesystem::path> kept = checkpoint_->files();
-    kept.push_back(options_.input_path());
-    if (!options_.input2.empty()) kept.push_back(options_.input2);
-    check_destination("--output", options_.output, kept);
+    check_destination("--output", options_.output, files_read());
+  }
+  if (!options_.dump_codes.empty()) {
+    std::vector<std::filesystem::path> kept = files_read();
+    if (!options_.output.empty()) kept.push_back(options_.output);
+    check_destination("--dump-codes", options_.dump_codes, kept);
   }
   open_inputs();
   const LayerShape& shape = checkpoint_->shape();
@@ -145,7 +155,7 @@ void RankRun::prepare() {
       split_tokens(inputs_[0].file.num_tokens(), group_.size(), options_.tokens_per_rank);
   experts_per_rank_ = split_evenly(shape.num_experts, group_.size());
   progress_.show("loading experts");
-  experts_ =
+  LoadedExperts experts =
       checkpoint_->load_experts(options_.layer, first_of_part(experts_per_rank_, group_.rank()),
                                 experts_per_rank_[own_index()]);
   for (InputRun& input : inputs_) {
@@ -153,13 +163,25 @@ void RankRun::prepare() {
         static_cast<std::size_t>(checked_product(own_tokens(), shape.hidden_dim, kBF16Bytes)),
         "the output");
   }
-  if (!options_.train.is_on) return;
+  if (options_.train.is_on) prepare_training(experts);
+  weights_ = LayerWeights(std::move(experts), options_.precision, !options_.train.is_on);
+}
+
+void RankRun::prepare_training(const LoadedExperts& experts) {
   const TensorView& dy = inputs_[0].file.dy();
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   training_ = std::make_unique<TrainingRun>(
-      options_.train, shape, experts_,
+      options_.train, checkpoint_->shape(), experts,
       RankParts{tokens_per_rank_, experts_per_rank_, group_.rank()}, own_input(inputs_[0]),
       dy.is_given() ? rows_of(dy, first, own_tokens()) : TensorView{});
+}
+
+/// Which no output may replace.
+std::vector<std::filesystem::path> RankRun::files_read() const {
+  std::vector<std::filesystem::path> files = checkpoint_->files();
+  files.push_back(options_.input_path());
+  if (!options_.input2.empty()) files.push_back(options_.input2);
+  return files;
 }
 
 void RankRun::open_inputs() {
@@ -211,24 +233,15 @@ std::string RankRun::settings() const {
 }
 
 Config RankRun::make_config() const {
-  const LayerShape& shape = checkpoint_->shape();
-  Config config;
-  config.max_tokens = std::max<std::int64_t>(
-      1, *std::max_element(tokens_per_rank_.begin(), tokens_per_rank_.end()));
-  config.hidden_dim = shape.hidden_dim;
-  config.intermediate_dim = shape.intermediate_dim;
-  config.top_k = inputs_[0].file.top_k();
-  config.num_experts = shape.num_experts;
-  config.max_moe_layers_per_activation_slot = 1;
-  config.device_scratch_capacity_factor = options_.device_factor.value_or(group_.size());
+  Config config = layer_config(checkpoint_->shape(),
+                               *std::max_element(tokens_per_rank_.begin(), tokens_per_rank_.end()),
+                               inputs_[0].file.top_k(), group_.size());
+  if (options_.device_factor) config.device_scratch_capacity_factor = *options_.device_factor;
   if (options_.total_factor) {
     config.host_scratch = HostScratch{.total_scratch_capacity_factor = *options_.total_factor};
   }
-  config.distinct_experts = false;
-  config.activation = shape.activation;
-  config.swiglu_alpha = shape.swiglu_alpha;
-  config.swiglu_limit = shape.swiglu_limit;
-  config.inference = true;
+  config.precision = options_.precision;
+  config.pipeline = options_.pipeline;
   config.combine = options_.combine;
   config.timeout = options_.timeout;
   if (training_) training_->configure(config);
@@ -254,12 +267,15 @@ void RankRun::create_context() {
 void RankRun::place_tensors() {
   const InputRun& first = inputs_[0];
   call_ = std::make_unique<DeviceCall>(options_.backend, device(), own_input(first),
-                                       experts_.view(), y(first));
+                                       weights_.view(), y(first));
   if (training_) training_->place(options_.backend, device());
   if (options_.graph) call_->capture(*context_);
 }
 
 void RankRun::make_calls() {
+  if (!options_.dump_codes.empty()) {
+    codes_.run(*context_, own_input(inputs_[0]), weights_.view(), y(inputs_[0]));
+  }
   for (int call = 0; call < options_.num_calls(); ++call) {
     progress_.show("running call", call + 1, options_.num_calls());
     InputRun& input = inputs_[static_cast<std::size_t>(call) % inputs_.size()];
@@ -294,9 +310,7 @@ RankFacts RankRun::facts() const {
   }
   facts.planned_bytes = context_->memory_plan().allocated_bytes;
   facts.peak_bytes = meter_.peak_growth_bytes() / ranks_in_process_;
-  facts.weight_bytes =
-      static_cast<std::int64_t>(experts_.w13.num_bytes() + experts_.w2.num_bytes() +
-                                experts_.bias13.num_bytes() + experts_.bias2.num_bytes());
+  facts.weight_bytes = weights_.num_bytes();
   facts.repeat_bitwise_equal = repeat_bitwise_equal_ ? 1 : 0;
   if (training_) {
     const RegionPeaks peaks = context_->region_peaks();
@@ -317,14 +331,15 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.engine = to_string(options_.engine);
   report.backend = to_string(options_.backend);
   report.combine = option_name(options_.combine);
-  report.precision = "bf16";
+  report.precision = option_name(options_.precision);
+  if (is_block_scaled(options_.precision)) report.pipeline = option_name(options_.pipeline);
   report.tokens = inputs_[0].file.num_tokens();
   report.tokens_per_rank = tokens_per_rank_;
   const CallStatistics statistics = context_->last_call();
   report.rows_per_rank = statistics.rows_per_rank;
   report.rows_per_expert = statistics.rows_per_expert;
   report.experts_per_rank = experts_per_rank_;
-  report.tolerance = options_.tolerance;
+  report.tolerance = options_.used_tolerance();
   report.call_seconds = std::move(call_seconds);
   report.plan = context_->memory_plan();
   const RankFacts together = merge_facts(facts);
@@ -380,6 +395,11 @@ void RankRun::print(const RunReport& report) const {
 }
 
 Failure RankRun::finish() {
+  if (!options_.dump_codes.empty()) {
+    const Failure unwritten =
+        attempt([&] { write_output([&] { codes_.write(options_.dump_codes); }); });
+    if (unwritten.happened()) return unwritten;
+  }
   if (!options_.output.empty()) output_.run(group_, options_.output, outputs());
   if (training_) slot_peaks_ = largest_of_ranks(group_, context_->region_peaks().slot_bytes);
   const std::vector<RankFacts> all_facts = group_.all_gather(facts());
@@ -403,7 +423,7 @@ Failure RankRun::judge(const RunReport& report) const {
                  " is outside the tolerance: the relative L2 distance to y_ref is ",
                  distance_text(std::max(report.comparison.value_or(Comparison{}).rel_l2,
                                         report.comparison2.value_or(Comparison{}).rel_l2)),
-                 ", legal is at most ", options_.tolerance)};
+                 ", legal is at most ", options_.used_tolerance())};
 }
 
 Failure set_up(RankRun& run) {

@@ -96,19 +96,18 @@ std::string distance_text(double distance) {
 
 std::string json_of(const RunReport& report) {
   Json object = {
-      {"checkpoint", report.checkpoint},
-      {"architecture", report.architecture},
-      {"layer", report.layer},
-      {"ranks", report.ranks},
-      {"engine", report.engine},
-      {"backend", report.backend},
-      {"combine", report.combine},
-      {"precision", report.precision},
+      {"checkpoint", report.checkpoint}, {"architecture", report.architecture},
+      {"layer", report.layer},           {"ranks", report.ranks},
+      {"engine", report.engine},         {"backend", report.backend},
+      {"combine", report.combine},       {"precision", report.precision},
+  };
+  if (!report.pipeline.empty()) object["pipeline"] = report.pipeline;
+  object.update({
       {"tokens", report.tokens},
       {"rows_per_rank", report.rows_per_rank},
       {"experts_per_rank", report.experts_per_rank},
       {"imbalance", number_or_null(imbalance_of(report.rows_per_expert))},
-  };
+  });
   add_distances(object, "", report.comparison);
   object.update({
       {"seconds", median_of(report.call_seconds)},
@@ -137,7 +136,8 @@ std::string text_of(const RunReport& report) {
   Lines lines;
   lines.add("checkpoint", report.checkpoint, " (", report.architecture, "), layer ", report.layer);
   lines.add("ranks", report.ranks, " (", report.engine, ", ", report.backend, ", ",
-            report.precision, report.combine == "per_rank" ? ", per_rank" : "", ")");
+            report.precision, report.pipeline.empty() ? "" : " ", report.pipeline,
+            report.combine == "per_rank" ? ", per_rank" : "", ")");
   lines.add("tokens", report.tokens);
   lines.add("rows per rank", list_of(report.rows_per_rank));
   lines.add("experts", list_of(report.experts_per_rank), " per rank");

@@ -32,6 +32,7 @@ struct RunReport {
   std::string backend;
   std::string combine;
   std::string precision;
+  std::string pipeline;  ///< of block-scaled precisions, else empty
   std::int64_t tokens = 0;
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int64_t> rows_per_rank;

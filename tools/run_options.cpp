@@ -27,6 +27,7 @@ constexpr const char* kFooter =
     "  distmoe run --checkpoint testdata/qwen3moe --layer 0\n"
     "  distmoe run --checkpoint testdata/gptoss --layer 1 --ranks 4 --repeat 5 --stats\n"
     "  distmoe run --checkpoint DIR --layer 0 --tokens-per-rank 500,0,12 --output y.safetensors\n"
+    "  distmoe run --checkpoint DIR --layer 0 --precision mxfp8 --dump-codes codes.safetensors\n"
     "  distmoe run --checkpoint DIR --layer 0 --train --slot-factor 1 --output "
     "gradients.safetensors\n"
     "  mpirun -n 4 distmoe run --checkpoint DIR --layer 0 --engine mpi --json\n"
@@ -63,7 +64,12 @@ void add_what_to_run(CLI::App& app, RunOptions& options) {
   add(app, "--output", "FILE",
       "Write y as BF16 [T, D] in input order (safetensors); with --train the gradients too",
       [&](const std::string& text) { options.output = parse_path("--output", text); });
-  add(app, "--tolerance", "X", "Largest relative L2 distance to y_ref that is a success [8e-3]",
+  add(app, "--dump-codes", "FILE",
+      "Write the codes, scales and global scales of x, h2 and the weights (safetensors; one rank)",
+      [&](const std::string& text) { options.dump_codes = parse_path("--dump-codes", text); });
+  add(app, "--tolerance", "X",
+      "Largest relative L2 distance to y_ref that is a success [bf16 8e-3, mxfp8 0.033, nvfp4 "
+      "0.115, mxfp4 0.1]",
       [&](const std::string& text) {
         options.tolerance = parse_real("--tolerance", text, Zero::kLegal);
       });
@@ -91,6 +97,7 @@ void add_where_to_run(CLI::App& app, RunOptions& options) {
         options.combine =
             static_cast<Combine>(parse_name("--combine", text, {"per_route", "per_rank"}));
       });
+  add_precision_options(app, options.precision, options.pipeline);
   add(app, "--device-factor", "F", "Rows planned, in units of T*K of a rank [P, the worst case]",
       [&](const std::string& text) {
         options.device_factor = parse_real("--device-factor", text, Zero::kIllegal);
@@ -166,6 +173,13 @@ void check_together(const RunOptions& options, int num_ranks) {
                 kInvalidArgument,
                 "--backend cuda runs several ranks with --engine nccl (a process ",
                 "for each GPU) or threads, not with --engine ", to_string(options.engine));
+  DISTMOE_CHECK(options.dump_codes.empty() || options.precision != Precision::kBF16,
+                kInvalidArgument, "--dump-codes writes codes, which bf16 has none of: it needs ",
+                "--precision mxfp8, nvfp4 or mxfp4");
+  DISTMOE_CHECK(
+      options.dump_codes.empty() || (num_ranks == 1 && options.backend == BackendKind::kCpu),
+      kInvalidArgument, "--dump-codes writes the codes of one rank on the CPU, not of ", num_ranks,
+      " on ", to_string(options.backend));
   DISTMOE_CHECK(options.num_calls() >= options.num_inputs(), kInvalidArgument,
                 "--input2 needs --repeat 2 or more, got ", options.num_calls());
   const TrainOptions& train = options.train;

@@ -12,6 +12,7 @@
 
 #include "distmoe/config.hpp"
 #include "distmoe/memory_plan.hpp"
+#include "precision_options.hpp"
 #include "train_options.hpp"
 
 namespace CLI {
@@ -35,9 +36,6 @@ struct RankSetup {
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
 };
 
-/// Relative L2 distance that BF16 arithmetic stays within.
-inline constexpr double kDefaultTolerance = 8e-3;
-
 struct RunOptions {
   std::filesystem::path checkpoint;
   std::int64_t layer = 0;
@@ -48,18 +46,22 @@ struct RunOptions {
   Engine engine = Engine::kThreads;
   BackendKind backend = BackendKind::kCpu;
   Combine combine = Combine::kPerRoute;
+  Precision precision = Precision::kBF16;
+  Pipeline pipeline = Pipeline::kStaged;
   std::optional<double> device_factor;  ///< empty: the number of ranks, which is the worst case
   std::optional<double> total_factor;   ///< empty: no host scratch
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
-  std::filesystem::path output;  ///< empty: none
-  double tolerance = kDefaultTolerance;
-  std::optional<int> repeat;  ///< empty: one call an input
+  std::filesystem::path output;      ///< empty: none
+  std::filesystem::path dump_codes;  ///< empty: none
+  std::optional<double> tolerance;   ///< empty: the precision's
+  std::optional<int> repeat;         ///< empty: one call an input
   bool graph = false;
   TrainOptions train;
   bool stats = false;
   bool json = false;
 
   std::filesystem::path input_path() const;
+  double used_tolerance() const { return tolerance.value_or(default_tolerance(precision)); }
   int num_inputs() const { return input2.empty() ? 1 : 2; }
   RankSetup rank_setup() const;
   int num_calls() const { return repeat.value_or(num_inputs()); }

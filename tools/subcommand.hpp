@@ -29,6 +29,7 @@ class Subcommand {
 };
 
 std::unique_ptr<Subcommand> make_run_command();
+std::unique_ptr<Subcommand> make_compare_command();
 std::unique_ptr<Subcommand> make_plan_command();
 std::unique_ptr<Subcommand> make_explain_kernels_command();
 std::unique_ptr<Subcommand> make_quantize_command();

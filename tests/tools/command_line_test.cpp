@@ -103,7 +103,7 @@ TEST(RunOptions, HaveTheDocumentedDefaults) {
   EXPECT_EQ(options.combine, Combine::kPerRoute);
   EXPECT_EQ(options.timeout, std::chrono::seconds(300));
   EXPECT_TRUE(options.output.empty());
-  EXPECT_EQ(options.tolerance, 8e-3);
+  EXPECT_EQ(options.used_tolerance(), 8e-3);
   EXPECT_EQ(options.num_calls(), 1);
   EXPECT_FALSE(options.stats || options.json);
 }

@@ -5,13 +5,9 @@
 // for every number of ranks, engine, split, slot and schedule.
 #include <gtest/gtest.h>
 
-#include <cstring>
-#include <map>
-
+#include "checkpoint_problem.hpp"
 #include "command_testing.hpp"
 #include "conformance/gradient_oracle.hpp"
-#include "io/checkpoint.hpp"
-#include "io/routed_input.hpp"
 #include "io/safetensors.hpp"
 #include "io/safetensors_writer.hpp"
 
@@ -25,101 +21,7 @@ using conformance::Rounding;
 constexpr double kExact = 4.5e-3;
 constexpr double kContract = 1e-3;
 
-/// All tensors of an output file by name, as FP32, and its bytes.
-class GradientFile {
- public:
-  explicit GradientFile(const std::filesystem::path& path) : file_(SafetensorsFile::open(path)) {}
-
-  const StoredTensor& tensor(const std::string& name) const {
-    const StoredTensor* found = file_.find(name);
-    if (found == nullptr) throw std::runtime_error("no tensor " + name);
-    return *found;
-  }
-  std::vector<float> values(const std::string& name) const {
-    const StoredTensor& stored = tensor(name);
-    std::vector<float> values;
-    if (stored.dtype == DType::kF32) {
-      values.resize(stored.data.size() / sizeof(float));
-      std::memcpy(values.data(), stored.data.data(), stored.data.size());
-      return values;
-    }
-    const std::vector<BF16> stored_rows = rows(name);
-    values.reserve(stored_rows.size());
-    for (const BF16 value : stored_rows) values.push_back(to_float(value));
-    return values;
-  }
-  std::vector<BF16> rows(const std::string& name) const {
-    const StoredTensor& stored = tensor(name);
-    EXPECT_EQ(stored.dtype, DType::kBF16) << name;
-    std::vector<BF16> values(stored.data.size() / sizeof(BF16));
-    std::memcpy(values.data(), stored.data.data(), stored.data.size());
-    return values;
-  }
-  /// The bytes of every tensor, by name.
-  std::map<std::string, std::string> bytes() const {
-    std::map<std::string, std::string> bytes;
-    for (const StoredTensor& stored : file_.tensors()) {
-      bytes[stored.name] = {reinterpret_cast<const char*>(stored.data.data()), stored.data.size()};
-    }
-    return bytes;
-  }
-
- private:
-  SafetensorsFile file_;
-};
-
-std::vector<float> floats_of(const TensorStorage& storage, DType dtype) {
-  const std::size_t count = storage.num_bytes() / size_of(dtype);
-  std::vector<float> values(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    values[i] = dtype == DType::kF32 ? reinterpret_cast<const float*>(storage.data())[i]
-                                     : to_float(reinterpret_cast<const BF16*>(storage.data())[i]);
-  }
-  return values;
-}
-
-/// Rows [0, half) of every expert's 2 * half rows to `first`, the others to `second`.
-template <typename Value>
-void split_halves(const Value* rows, std::int64_t experts, std::int64_t half_size,
-                  std::vector<Value>& first, std::vector<Value>& second) {
-  for (std::int64_t expert = 0; expert < experts; ++expert) {
-    const Value* begin = rows + 2 * expert * half_size;
-    first.insert(first.end(), begin, begin + half_size);
-    second.insert(second.end(), begin + half_size, begin + 2 * half_size);
-  }
-}
-
-MoeProblem problem_of(const std::filesystem::path& folder, std::int64_t layer) {
-  const Checkpoint checkpoint = Checkpoint::open(folder);
-  const LayerShape& shape = checkpoint.shape();
-  const LoadedExperts experts = checkpoint.load_experts(layer, 0, shape.num_experts);
-  const RoutedInputFile input = RoutedInputFile::open(folder / "routed_experts.safetensors", layer);
-  MoeProblem problem;
-  problem.shape = {input.num_tokens(), shape.hidden_dim, shape.intermediate_dim, shape.num_experts,
-                   input.top_k()};
-  problem.activation = shape.activation;
-  problem.alpha = shape.swiglu_alpha;
-  problem.limit = shape.swiglu_limit;
-  const auto* x = static_cast<const BF16*>(input.input().x_TD.data);
-  problem.x.assign(x, x + input.input().x_TD.num_elements());
-  const auto* ids = static_cast<const std::int32_t*>(input.input().topk_ids_TK.data);
-  problem.ids.assign(ids, ids + problem.num_routes());
-  const auto* scores = static_cast<const float*>(input.input().topk_scores_TK.data);
-  problem.scores.assign(scores, scores + problem.num_routes());
-  split_halves(reinterpret_cast<const BF16*>(experts.w13.data()), shape.num_experts,
-               shape.intermediate_dim * shape.hidden_dim, problem.gate, problem.up);
-  const auto* down = reinterpret_cast<const BF16*>(experts.w2.data());
-  problem.down.assign(down, down + problem.gate.size());
-  if (experts.has_bias) {
-    const std::vector<float> bias13 = floats_of(experts.bias13, experts.bias13_dtype);
-    split_halves(bias13.data(), shape.num_experts, shape.intermediate_dim, problem.gate_bias,
-                 problem.up_bias);
-    problem.down_bias = floats_of(experts.bias2, experts.bias2_dtype);
-  }
-  return problem;
-}
-
-void expect_near(const GradientFile& actual, const MoeProblem& problem,
+void expect_near(const TensorFile& actual, const MoeProblem& problem,
                  const GradientOracle& expected, double tolerance) {
   const auto expect = [&](const char* what, const std::vector<float>& values,
                           const std::vector<double>& oracle) {
@@ -151,13 +53,13 @@ class RunTrain : public CommandTest, public testing::WithParamInterface<const ch
   void SetUp() override { checkpoint_ = checkpoint_folder(GetParam()); }
 
   /// Runs layer `layer_` and gives what was written.
-  GradientFile train(const Words& more, nlohmann::json* json = nullptr) {
+  TensorFile train(const Words& more, nlohmann::json* json = nullptr) {
     Words words{"--layer", std::to_string(layer_), "--train", "--json", "--output", file("out")};
     words.insert(words.end(), more.begin(), more.end());
     const CommandResult result = run(checkpoint_, words);
     EXPECT_EQ(result.exit_code, 0) << result.error;
     if (json != nullptr) *json = result.json();
-    return GradientFile(file("out"));
+    return TensorFile(file("out"));
   }
 
   std::filesystem::path checkpoint_;
@@ -168,11 +70,11 @@ TEST_P(RunTrain, GradientsOfBothLayersKeepToTheContract) {
   for (layer_ = 0; layer_ < 2; ++layer_) {
     SCOPED_TRACE(layer_);
     const MoeProblem problem = problem_of(checkpoint_, layer_);
-    const GradientFile file = train({"--wgrad-dtype", "fp32"});
+    const TensorFile file = train({"--wgrad-dtype", "fp32"});
     const std::vector<BF16> dy = file.rows("dy");
     expect_near(file, problem, gradient_oracle(problem, dy, Rounding::kNone), kExact);
     expect_near(file, problem, gradient_oracle(problem, dy, Rounding::kContract), kContract);
-    const GradientFile lean = train({"--wgrad-dtype", "fp32", "--activation-policy", "lean"});
+    const TensorFile lean = train({"--wgrad-dtype", "fp32", "--activation-policy", "lean"});
     expect_near(lean, problem, gradient_oracle(problem, dy, Rounding::kNone), kExact);
     expect_near(lean, problem, gradient_oracle(problem, dy, Rounding::kContract, true), kContract);
   }
@@ -182,7 +84,7 @@ TEST_P(RunTrain, GradientsOfBothLayersKeepToTheContract) {
 TEST_P(RunTrain, WithRmsnormKeepsToTheContract) {
   const MoeProblem problem = problem_of(checkpoint_, 0);
   nlohmann::json json;
-  const GradientFile file =
+  const TensorFile file =
       train({"--wgrad-dtype", "fp32", "--rmsnorm", "1e-5", "--clip-limit", "0.5"}, &json);
   const std::vector<BF16> dy = file.rows("dy");
   expect_near(file, problem,
@@ -190,9 +92,9 @@ TEST_P(RunTrain, WithRmsnormKeepsToTheContract) {
   EXPECT_TRUE(json["rel_l2"].is_null());
   const auto expected = file.bytes();
   nlohmann::json split_json;
-  const GradientFile split = train({"--wgrad-dtype", "fp32", "--rmsnorm", "1e-5", "--clip-limit",
-                                    "0.5", "--ranks", "3", "--slot-factor", "3"},
-                                   &split_json);
+  const TensorFile split = train({"--wgrad-dtype", "fp32", "--rmsnorm", "1e-5", "--clip-limit",
+                                  "0.5", "--ranks", "3", "--slot-factor", "3"},
+                                 &split_json);
   EXPECT_TRUE(split.bytes() == expected);
   EXPECT_EQ(json["clip_counts"]["elements"],
             512 * problem.shape.top_k * problem.shape.intermediate_dim);
@@ -223,7 +125,7 @@ TEST_P(RunTrain, NoByteDependsOnRanksSlotsOrSchedules) {
 // What travels back in a forward is no part of its backward.
 TEST_P(RunTrain, LeanGradientsDoNotDependOnTheCombine) {
   const MoeProblem problem = problem_of(checkpoint_, 0);
-  const GradientFile per_route = train({"--activation-policy", "lean"});
+  const TensorFile per_route = train({"--activation-policy", "lean"});
   const GradientOracle oracle =
       gradient_oracle(problem, per_route.rows("dy"), Rounding::kContract, true);
   auto expected = per_route.bytes();
@@ -233,7 +135,7 @@ TEST_P(RunTrain, LeanGradientsDoNotDependOnTheCombine) {
         Words{"--ranks", "4", "--microbatches", "2", "--layers-per-slot", "2"}}) {
     Words words{"--combine", "per_rank", "--activation-policy", "lean"};
     words.insert(words.end(), more.begin(), more.end());
-    const GradientFile per_rank = train(words);
+    const TensorFile per_rank = train(words);
     EXPECT_LE(conformance::relative_error(per_rank.values("y"), oracle.y), kContract);
     auto actual = per_rank.bytes();
     actual.erase("y");
@@ -250,7 +152,7 @@ TEST_P(RunTrain, UnderMpiToo) {
   const CommandResult result =
       run_mpi(3, checkpoint_, {"--layer", "0", "--train", "--output", file("mpi")});
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  EXPECT_TRUE(GradientFile(file("mpi")).bytes() == expected);
+  EXPECT_TRUE(TensorFile(file("mpi")).bytes() == expected);
 }
 
 TEST_P(RunTrain, AccumulationAddsUpEveryBackward) {
@@ -279,7 +181,7 @@ TEST_P(RunTrain, TheReportCountsWhatIsComputedAgain) {
 }
 
 TEST_P(RunTrain, DyMayComeWithTheInput) {
-  const GradientFile made = train({});
+  const TensorFile made = train({});
   const auto expected = made.bytes();
   const SafetensorsFile captured =
       SafetensorsFile::open(checkpoint_ / "routed_experts.safetensors");

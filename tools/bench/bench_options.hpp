@@ -55,7 +55,7 @@ struct BenchOptions {
   std::filesystem::path routing_file;  ///< of kCaptured
   std::int64_t routing_layer = 0;
   int rounds = 21;
-  double tolerance = kDefaultTolerance;
+  double tolerance = default_tolerance(Precision::kBF16);
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
   bool json = false;
 

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: `distmoe compare` says of every precision and layer what `distmoe run` says of them,
+// and which token is worst; what a precision cannot hold is a line, not an end.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "command_testing.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+class CompareCommand : public CommandTest {
+ protected:
+  CommandResult compare(const Words& more) {
+    Words words{command_path(), "compare"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_words(words);
+  }
+};
+
+TEST_F(CompareCommand, SaysWhatRunsSay) {
+  const std::filesystem::path folder = checkpoint_folder("gptoss");
+  const CommandResult result = compare({"--checkpoint", folder, "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  const nlohmann::json json = result.json();
+  EXPECT_EQ(json["reference"], "y_ref");
+  ASSERT_EQ(json["rows"].size(), 8U);
+  std::int64_t bf16_bytes = 0;
+  for (const nlohmann::json& row : json["rows"]) {
+    const std::string precision = row["precision"];
+    const nlohmann::json alone = run(folder, {"--layer", std::to_string(row["layer"].get<int>()),
+                                              "--precision", precision, "--json"})
+                                     .json();
+    EXPECT_EQ(row["rel_l2"], alone["rel_l2"]) << precision;
+    EXPECT_EQ(row["cosine"], alone["cosine"]) << precision;
+    EXPECT_GE(row["worst_rel_l2"].get<double>(), row["rel_l2"].get<double>());
+    EXPECT_GE(row["worst_token"].get<int>(), 0);
+    EXPECT_LT(row["worst_token"].get<int>(), 512);
+    const auto bytes = row["weight_bytes"].get<std::int64_t>();
+    if (precision == "bf16") bf16_bytes = bytes;
+    EXPECT_LE(bytes, bf16_bytes);
+    if (precision == "nvfp4" || precision == "mxfp4") {
+      EXPECT_LT(bytes, bf16_bytes / 3);
+    }
+  }
+}
+
+TEST_F(CompareCommand, PrintsALineForEveryPrecisionOfALayer) {
+  const CommandResult result =
+      compare({"--checkpoint", checkpoint_folder("qwen3moe"), "--layer", "1"});
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  for (const char* word : {"relative L2", "worst row", "bf16", "mxfp8", "nvfp4", "mxfp4"}) {
+    EXPECT_NE(result.output.find(word), std::string::npos) << word;
+  }
+  EXPECT_EQ(std::count(result.output.begin(), result.output.end(), '\n'), 8);
+}
+
+TEST_F(CompareCommand, WrongArgumentsAreNamed) {
+  EXPECT_EQ(compare({}).exit_code, 2);
+  const std::string folder = checkpoint_folder("gptoss");
+  const CommandResult layer = compare({"--checkpoint", folder, "--layer", "99"});
+  EXPECT_EQ(layer.exit_code, 2);
+  EXPECT_NE(layer.error.find("99"), std::string::npos) << layer.error;
+  SampleInput(4, 4, 192, std::vector<std::int64_t>(16, 0)).write(file("input"));
+  const CommandResult input = compare({"--checkpoint", folder, "--input", file("input")});
+  EXPECT_EQ(input.exit_code, 2);
+  EXPECT_NE(input.error.find("--layer"), std::string::npos) << input.error;
+}
+
+}  // namespace
+}  // namespace distmoe::tools
