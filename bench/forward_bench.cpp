@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The forward at D=2048 F=768 E=64 K=8. Arguments: tokens of all ranks, ranks, threads of a rank.
+// The forward at D=2048 F=768 E=64 K=8. Arguments: tokens of all ranks, ranks, threads of a rank;
+// of one rank also with weights that are prepared for a low precision.
 #include <benchmark/benchmark.h>
 
 #include "layer_problem.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe::bench {
 namespace {
@@ -21,6 +23,24 @@ void forward(benchmark::State& state) {
       static_cast<double>(problem.touched_weight_bytes()),
       benchmark::Counter::kIsIterationInvariantRate, benchmark::Counter::OneK::kIs1000);
 }
+
+void forward_coded(benchmark::State& state) {
+  constexpr int kThreads = 2;
+  const LayerWeights weights{LayerShape{}, static_cast<Precision>(state.range(1))};
+  ForwardProblem problem(weights, state.range(0), 1, kThreads);
+  problem.run();
+  for (auto _ : state) problem.run();
+  state.SetLabel(option_name(weights.precision()));
+}
+
+BENCHMARK(forward_coded)
+    ->ArgNames({"T", "precision"})
+    ->ArgsProduct({{16, 256, 1024},
+                   {static_cast<int>(Precision::kBF16), static_cast<int>(Precision::kMXFP8),
+                    static_cast<int>(Precision::kNVFP4), static_cast<int>(Precision::kMXFP4)}})
+    ->Unit(benchmark::kMillisecond)
+    ->MeasureProcessCPUTime()
+    ->UseRealTime();
 
 BENCHMARK(forward)
     ->ArgNames({"T", "ranks", "threads"})

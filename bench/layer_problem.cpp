@@ -23,8 +23,9 @@ void choose_experts(tools::RandomBits& random, std::int64_t num_experts,
 
 }  // namespace
 
-LayerWeights::LayerWeights(const LayerShape& shape)
+LayerWeights::LayerWeights(const LayerShape& shape, Precision precision)
     : shape_(shape),
+      precision_(precision),
       w13_(static_cast<std::size_t>(shape.num_experts * 2 * shape.intermediate_dim *
                                     shape.hidden_dim)),
       w2_(w13_.size() / 2) {
@@ -32,9 +33,18 @@ LayerWeights::LayerWeights(const LayerShape& shape)
   tools::fill_random(std::span(w13_), 1, std::sqrt(3.0f / static_cast<float>(shape.hidden_dim)));
   tools::fill_random(std::span(w2_), 2,
                      std::sqrt(3.0f / static_cast<float>(shape.intermediate_dim)));
+  if (precision == Precision::kBF16) return;
+  const ExpertWeights all = of(0, shape.num_experts);
+  const BlockScaledConfig config{.format = precision, .inference = true};
+  prepared_w13_ = prepare_block_scaled_weight(all.w13_L2FD, config);
+  prepared_w2_ = prepare_block_scaled_weight(all.w2_LDF, config);
+  w13_ = w2_ = {};
 }
 
 ExpertWeights LayerWeights::of(std::int64_t first_expert, std::int64_t num_experts) const {
+  if (prepared_w13_.view().is_given()) {
+    return {.prepared_w13 = prepared_w13_.view(), .prepared_w2 = prepared_w2_.view()};
+  }
   const std::int64_t w2_size = shape_.hidden_dim * shape_.intermediate_dim;
   return {.w13_L2FD = {w13_.data() + first_expert * 2 * w2_size,
                        DType::kBF16,
@@ -65,6 +75,7 @@ ForwardProblem::ForwardProblem(const LayerWeights& weights, std::int64_t num_tok
                       .top_k = shape.top_k,
                       .num_experts = shape.num_experts,
                       .max_moe_layers_per_activation_slot = 1,
+                      .precision = weights.precision(),
                       .inference = true};
   const auto group = make_thread_group(num_ranks);
   on_threads(num_ranks, [&](int index) {

@@ -31,14 +31,20 @@ struct LayerShape {
 /// The weights of all experts.
 class LayerWeights {
  public:
-  explicit LayerWeights(const LayerShape& shape);
+  /// BF16, or prepared for inference.
+  explicit LayerWeights(const LayerShape& shape, Precision precision = Precision::kBF16);
   const LayerShape& shape() const { return shape_; }
+  Precision precision() const { return precision_; }
+  /// Of all experts where they are prepared.
   ExpertWeights of(std::int64_t first_expert, std::int64_t num_experts) const;
 
  private:
   LayerShape shape_;
+  Precision precision_;
   std::vector<BF16> w13_;
   std::vector<BF16> w2_;
+  PreparedWeight prepared_w13_;
+  PreparedWeight prepared_w2_;
 };
 
 /// `num_tokens` tokens, as evenly as possible over `num_ranks` ranks of this process.
