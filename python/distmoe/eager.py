@@ -81,7 +81,8 @@ def run(
 
 
 def _detached(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [tensor if tensor is None else tensor.detach() for tensor in tensors]
+    """Without their graphs; what is no tensor (None, a prepared weight) as it is."""
+    return [each.detach() if isinstance(each, torch.Tensor) else each for each in tensors]
 
 
 class SavingExperts(torch.autograd.Function):

@@ -13,6 +13,7 @@
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "errors.hpp"
+#include "prepared_argument.hpp"
 #include "tensor_argument.hpp"
 
 namespace nb = nanobind;
@@ -23,16 +24,24 @@ namespace {
 
 /// The weights of a call.
 struct WeightArguments {
-  TensorArgument w13, w2, bias13, bias2;
+  WeightArgument w13, w2;
+  TensorArgument bias13, bias2;
 
   WeightArguments(nb::handle w13, nb::handle w2, nb::handle bias13, nb::handle bias2,
                   std::uintptr_t stream)
-      : w13("w13", w13, Access::kRead, stream),
-        w2("w2", w2, Access::kRead, stream),
+      : w13("w13", w13, stream),
+        w2("w2", w2, stream),
         bias13("bias13", bias13, Access::kRead, stream, true),
         bias2("bias2", bias2, Access::kRead, stream, true) {}
 
-  ExpertWeights views() const { return {w13.view(), w2.view(), bias13.view(), bias2.view()}; }
+  ExpertWeights views() const {
+    return {.w13_L2FD = w13.view(),
+            .w2_LDF = w2.view(),
+            .bias13_L2F = bias13.view(),
+            .bias2_LD = bias2.view(),
+            .prepared_w13 = w13.prepared(),
+            .prepared_w2 = w2.prepared()};
+  }
 };
 
 /// A forward's options: a distmoe.PostExpertNorm or None, and the counts of clipped elements.

@@ -4,6 +4,7 @@
 #include "bindings.hpp"
 #include "distmoe/version.hpp"
 #include "errors.hpp"
+#include "prepared_argument.hpp"
 #include "tensor_argument.hpp"
 
 NB_MODULE(_core, module) {
@@ -13,6 +14,7 @@ NB_MODULE(_core, module) {
   module.attr("version") = distmoe::version();
   translate_errors();
   bind_tensors(module);
+  bind_prepared_weight(module);
   bind_plan(module);
   bind_communicator(module);
   bind_context(module);

@@ -12,7 +12,7 @@ import distmoe
 from distmoe.transformers import ExpertsOptions, register
 from distmoe.transformers.experts import _POOL_OF_MODULE
 from hf_models import experts_modules, gradients_of, load, loss_of, save_random_olmoe
-from layer import same_bits
+from layer import relative_error, same_bits
 
 
 @pytest.fixture(scope="module")
@@ -173,11 +173,27 @@ def test_mxfp8_is_near_bf16_forward_and_backward(folder, model):
     assert len(gradients) > 10 and all(g.isfinite().all() for g in gradients.values())
 
 
-def test_nvfp4_takes_prepared_weights_alone(folder):
-    model = load(folder, "distmoe_nvfp4")
-    message = "a context of nvfp4 needs it prepared"
-    with torch.no_grad(), pytest.raises(distmoe.InvalidArgumentError, match=message):
-        loss_of(model, text(9))
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+def test_prepared_weights_follow_the_parameters(folder, precision):
+    model = load(folder, f"distmoe_{precision}")
+    with torch.no_grad():
+        before = loss_of(model, text(9))
+        assert loss_of(model, text(9)) == before
+        experts_modules(model)[0].down_proj.mul_(2)
+        after = loss_of(model, text(9))
+        assert after != before
+        experts_modules(model)[0].down_proj.div_(2)
+        assert loss_of(model, text(9)) == before
+
+
+def test_mxfp8_trains_and_nvfp4_does_not(folder, model):
+    bf16 = gradients_of(model, text(9))
+    mxfp8 = gradients_of(load(folder, "distmoe_mxfp8"), text(9))
+    for name, gradient in mxfp8.items():
+        assert relative_error(gradient, bf16[name]) < 0.2, name
+    assert not all(same_bits(gradient, bf16[name]) for name, gradient in mxfp8.items())
+    with pytest.raises(ValueError, match="nvfp4"):
+        loss_of(load(folder, "distmoe_nvfp4"), text(9))
 
 
 def test_a_loaded_model_switches(folder, model):

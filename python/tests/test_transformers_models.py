@@ -28,6 +28,18 @@ def test_loss_is_that_of_the_stock_experts(name):
     assert abs(float(ours - stock)) <= 2e-3
 
 
+@pytest.mark.parametrize("precision", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_cost_of_low_precisions(name, precision):
+    folder = checkpoint(name)
+    tokens = tokens_of(folder)
+    with torch.no_grad():
+        bf16 = loss_of(load(folder, "distmoe"), tokens)
+        low = loss_of(load(folder, f"distmoe_{precision}"), tokens)
+    print(f"{name}: {precision} costs {float(low - bf16):+.5f} nats over {float(bf16):.5f}")
+    assert low != bf16 and abs(float(low - bf16)) < {"mxfp8": 0.01, "nvfp4": 0.1}[precision]
+
+
 @pytest.mark.parametrize("name", [*CHECKPOINTS, "olmoe"])
 def test_gradients_are_as_near_to_fp32_as_stock_ones(name, tmp_path):
     if name == "olmoe":

@@ -134,6 +134,7 @@ def prepare_block_scaled_weight(
     if columns % block != 0 or (not is_nvfp4 and not inference and rows % block != 0):
         raise ValueError(f"weight's N and K must be multiples of {block}, got {rows} and {columns}")
     raise UnsupportedError(
-        f"weights prepared as {config.format.value} are not in this version of distmoe's Python"
-        " package; contexts take BF16 weights"
+        f"weights prepared as {config.format.value} are not in this version of distmoe.dist_moe;"
+        " MXFP8 contexts take BF16 weights, and distmoe.prepare_block_scaled_weight prepares"
+        " them for the calls of distmoe"
     )

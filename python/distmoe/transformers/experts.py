@@ -12,6 +12,7 @@ from distmoe.eager import SavingExperts, needs_backward, run
 from distmoe.errors import InvalidArgumentError, UnsupportedError
 from distmoe.transformers.contexts import ContextPool, ExpertsOptions, Geometry
 from distmoe.transformers.gate import gate_of
+from distmoe.transformers.prepared import prepared_weights
 
 # The pool of a module lives as long as the module; modules of one model share theirs.
 _POOL_OF_MODULE: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -45,6 +46,9 @@ def make_experts_forward(options: ExpertsOptions) -> Callable[..., torch.Tensor]
             call = pool.for_training(id(module), x.shape[0])
             y = SavingExperts.apply(call, *inputs, *weights)
         else:
+            if options.precision != "bf16":
+                layout = pool.geometry.gate.gate_up_layout
+                weights[:2] = prepared_weights(module, options.precision, layout, *weights[:2])
             y = run(pool.for_forward(x.shape[0]), *inputs, *weights)
         return y.view(hidden_states.shape).to(hidden_states.dtype)
 

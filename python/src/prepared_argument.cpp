@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "prepared_argument.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "config_argument.hpp"
+#include "errors.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace distmoe::python {
+namespace {
+
+BlockScaledConfig block_scaled_config(const std::string& format, bool inference,
+                                      const std::string& gate_up_layout) {
+  return {.format = choice_of<Precision>("format", format),
+          .inference = inference,
+          .gate_up_layout = choice_of<GateUpLayout>("gate_up_layout", gate_up_layout)};
+}
+
+/// The bits of an array as they lie: uint8, or FP32 where it is that. None for one that is not
+/// given.
+nb::object array_of(const TensorView& view, const nb::object& owner) {
+  if (!view.is_given()) return nb::none();
+  const std::vector<std::size_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
+  const std::vector<std::int64_t> strides(view.strides.begin(), view.strides.begin() + view.rank);
+  const auto dtype = view.dtype == DType::kF32 ? nb::dtype<float>() : nb::dtype<std::uint8_t>();
+  return nb::cast(nb::ndarray<nb::array_api>(view.data, shape.size(), shape.data(), owner,
+                                             strides.data(), dtype));
+}
+
+PreparedObject prepare(nb::handle weight, const std::string& format, bool inference,
+                       const std::string& gate_up_layout) {
+  const TensorArgument tensor("weight", weight, Access::kRead, 0);
+  const BlockScaledConfig config = block_scaled_config(format, inference, gate_up_layout);
+  std::unique_ptr<PreparedWeight> prepared;
+  {
+    const nb::gil_scoped_release release;
+    prepared = std::make_unique<PreparedWeight>(prepare_block_scaled_weight(tensor.view(), config));
+  }
+  const PreparedWeightView view = prepared->view();
+  const nb::capsule owner(prepared.release(), [](void* memory) noexcept {
+    delete static_cast<PreparedWeight*>(memory);
+  });
+  return {config, array_of(view.codes, owner), array_of(view.scales, owner),
+          array_of(view.global_scales, owner)};
+}
+
+void refill(nb::handle weight, const PreparedObject& out) {
+  const TensorArgument tensor("weight", weight, Access::kRead, 0);
+  const PreparedArgument argument("out", out, Access::kWritten, 0);
+  const nb::gil_scoped_release release;
+  refill_prepared_weight(tensor.view(), argument.view());
+}
+
+/// What the bits of an array of `config` are.
+DType code_type(const BlockScaledConfig& config) {
+  return config.format == Precision::kMXFP8 ? DType::kF8E4M3 : DType::kU8;
+}
+
+DType scale_type(const BlockScaledConfig& config) {
+  return config.format == Precision::kNVFP4 ? DType::kF8E4M3 : DType::kF8E8M0;
+}
+
+TensorView as_bits(const std::string& name, TensorView view, DType dtype) {
+  if (view.dtype != DType::kU8 && view.dtype != dtype) {
+    throw Error(ErrorCode::kInvalidArgument, concat(name, " must be uint8, the bits of ",
+                                                    to_string(dtype), ", got ", view.describe()));
+  }
+  view.dtype = dtype;
+  return view;
+}
+
+}  // namespace
+
+PreparedArgument::PreparedArgument(const char* name, const PreparedObject& weight, Access access,
+                                   std::uintptr_t stream)
+    : codes_(name, weight.codes, access, stream),
+      scales_(name, weight.scales, access, stream),
+      global_scales_(name, weight.global_scales, access, stream, true) {
+  const std::string prefix(name);
+  view_ = {.config = weight.config,
+           .codes = as_bits(prefix + ".codes", codes_.view(), code_type(weight.config)),
+           .scales = as_bits(prefix + ".scales", scales_.view(), scale_type(weight.config)),
+           .global_scales = global_scales_.view()};
+}
+
+WeightArgument::WeightArgument(const char* name, nb::handle weight, std::uintptr_t stream) {
+  PreparedObject* prepared = nullptr;
+  if (nb::try_cast(weight, prepared) && prepared != nullptr) {
+    prepared_.emplace(name, *prepared, Access::kRead, stream);
+  } else {
+    tensor_.emplace(name, weight, Access::kRead, stream);
+  }
+}
+
+void bind_prepared_weight(nb::module_& module) {
+  nb::class_<PreparedObject>(
+      module, "PreparedWeight",
+      "A weight [L, N, K] as codes and block scales, in the layouts of "
+      "docs/formats.md: tensors of their bits (uint8; global scales FP32). "
+      "Takes the place of w13 or w2 in every call of a context of its format.")
+      .def(
+          "__init__",
+          [](PreparedObject* self, const std::string& format, nb::object codes, nb::object scales,
+             nb::object global_scales, bool inference, const std::string& gate_up_layout) {
+            new (self)
+                PreparedObject{block_scaled_config(format, inference, gate_up_layout),
+                               std::move(codes), std::move(scales), std::move(global_scales)};
+          },
+          "format"_a, "codes"_a, "scales"_a, "global_scales"_a.none() = nb::none(), nb::kw_only(),
+          "inference"_a = false, "gate_up_layout"_a = "concatenated")
+      .def_ro("codes", &PreparedObject::codes)
+      .def_ro("scales", &PreparedObject::scales)
+      .def_ro("global_scales", &PreparedObject::global_scales)
+      .def_prop_ro("format",
+                   [](const PreparedObject& self) { return option_name(self.config.format); })
+      .def_prop_ro("inference", [](const PreparedObject& self) { return self.config.inference; })
+      .def_prop_ro("gate_up_layout", [](const PreparedObject& self) {
+        return option_name(self.config.gate_up_layout);
+      });
+  module.def(
+      "prepare_block_scaled_weight", &prepare, "weight"_a, "format"_a, nb::kw_only(),
+      "inference"_a = false, "gate_up_layout"_a = "concatenated",
+      "Quantises a BF16 weight [L, N, K] (W13 also as [L, 2, F, D]) in host memory. Its bits "
+      "are those with which a context of `format` computes that is given the BF16 weight.");
+  module.def("refill_prepared_weight", &refill, "weight"_a, "out"_a,
+             "The same into memory that is there, whose addresses stay.");
+  module.def(
+      "check_scales",
+      [](const PreparedObject& weight) {
+        const PreparedArgument argument("weight", weight, Access::kRead, 0);
+        check_scales(argument.view());
+      },
+      "weight"_a,
+      "Raises InvalidArgumentError for a scale of a weight that comes from elsewhere and is no "
+      "number.");
+}
+
+}  // namespace distmoe::python
