@@ -3,6 +3,7 @@
 
 python examples/python/swap_experts.py testdata/qwen3moe README.md
 python examples/python/swap_experts.py MODEL TEXT --implementations grouped_mm distmoe --train
+python examples/python/swap_experts.py MODEL TEXT --implementations distmoe distmoe_nvfp4
 
 The text is read as bytes, which are the vocabulary of the checkpoints in testdata/; a model that
 has a tokenizer reads it with that.
