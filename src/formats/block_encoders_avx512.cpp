@@ -22,6 +22,11 @@ constexpr std::int64_t kLanes = 32;
 /// The smallest scale byte that encode_e4m3() is right for.
 constexpr std::uint8_t kMinScaleByte = 20;
 
+/// a | (b & mask), in one instruction.
+DISTMOE_AVX512 inline __m512i or_and(__m512i a, __m512i b, short mask) {
+  return _mm512_ternarylogic_epi32(a, b, _mm512_set1_epi16(mask), 0xF8);
+}
+
 /// Scale bytes in 16-bit lanes as encode_e4m3() wants them: 5 + c.
 DISTMOE_AVX512 inline __m512i scale_lanes(__m512i bytes) {
   return _mm512_sub_epi16(bytes, _mm512_set1_epi16(2));
@@ -41,8 +46,7 @@ DISTMOE_AVX512 inline __m256i encode_e4m3(__m512i values, __m512i scales) {
       _mm512_srlv_epi16(_mm512_add_epi16(_mm512_add_epi16(significand, half), odd), shift);
   const __m512i binade = _mm512_slli_epi16(_mm512_sub_epi16(shift, below), 3);
   const __m512i code = _mm512_min_epu16(_mm512_add_epi16(rounded, binade), _mm512_set1_epi16(0x7E));
-  const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(values, 8), _mm512_set1_epi16(0x80));
-  return _mm512_cvtepi16_epi8(_mm512_or_si512(code, sign));
+  return _mm512_cvtepi16_epi8(or_and(code, _mm512_srli_epi16(values, 8), 0x80));
 }
 
 DISTMOE_AVX512 void encode_e4m3_blocks(const BF16* values, std::int64_t num_blocks,
@@ -153,10 +157,9 @@ DISTMOE_AVX512 inline __m128i encode_e2m1(const BF16* values, __m512 multipliers
   const __m512i binade = _mm512_srli_epi16(halves_of(low_sum, high_sum, 1), 6);
   const __m512i first = _mm512_sub_epi16(binade, _mm512_set1_epi16((127 + 22) << 1));
   const __m512i code = _mm512_min_epu16(_mm512_add_epi16(steps, first), _mm512_set1_epi16(7));
-  const __m512i sign = _mm512_and_si512(_mm512_srli_epi16(narrow, 12), _mm512_set1_epi16(8));
+  const __m512i signed_code = or_and(code, _mm512_srli_epi16(narrow, 12), 8);
   // The even code times 1 plus the odd one times 16.
-  const __m512i pairs =
-      _mm512_madd_epi16(_mm512_or_si512(code, sign), _mm512_set1_epi32(16 << 16 | 1));
+  const __m512i pairs = _mm512_madd_epi16(signed_code, _mm512_set1_epi32(16 << 16 | 1));
   return _mm512_cvtepi32_epi8(pairs);
 }
 
@@ -196,9 +199,47 @@ DISTMOE_AVX512 inline __m128i fold(__m256i lanes) {
   return _mm_max_epu16(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256(lanes, 1));
 }
 
+/// Maxima of neighbours: of the 128-bit lanes 2i and 2i + 1 of both.
+DISTMOE_AVX512 inline __m512i fold_lanes(__m512i a, __m512i b) {
+  return _mm512_max_epu16(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xDD));
+}
+
+/// Magnitudes of 32 values.
+DISTMOE_AVX512 inline __m512i load_magnitudes(const BF16* values) {
+  return _mm512_and_si512(_mm512_loadu_si512(values), _mm512_set1_epi16(0x7FFF));
+}
+
+/// A lane of 128 bits for each of 4 blocks of 16 values, which holds the largest somewhere.
+DISTMOE_AVX512 inline __m512i fold_blocks(const BF16* values) {
+  return fold_lanes(load_magnitudes(values), load_magnitudes(values + kLanes));
+}
+
+/// The largest of each of 16 blocks of 16 values: 16 lanes of 128 bits are folded in halves.
+DISTMOE_AVX512 inline __m256i find_16_amax16(const BF16* values) {
+  __m512i quarters[2];
+  for (int half = 0; half < 2; ++half) {
+    const __m512i a = fold_blocks(values + 128 * half);
+    const __m512i b = fold_blocks(values + 128 * half + 64);
+    quarters[half] = _mm512_max_epu16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  }
+  const __m512 a = _mm512_castsi512_ps(quarters[0]);
+  const __m512 b = _mm512_castsi512_ps(quarters[1]);
+  const __m512i pairs = _mm512_max_epu16(_mm512_castps_si512(_mm512_shuffle_ps(a, b, 0x88)),
+                                         _mm512_castps_si512(_mm512_shuffle_ps(a, b, 0xDD)));
+  // Lane 4i of 32 bits is of block i, 4i + 1 of 4 + i, 4i + 2 of 8 + i, 4i + 3 of 12 + i.
+  const __m512i places = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i largest = _mm512_max_epu16(pairs, _mm512_srli_epi32(pairs, 16));
+  return _mm512_cvtepi32_epi16(_mm512_permutexvar_epi32(places, largest));
+}
+
 DISTMOE_AVX512 void find_amax16(const BF16* values, std::int64_t num_blocks, BF16* amax) {
   const __m256i mask = _mm256_set1_epi16(0x7FFF);
-  for (std::int64_t block = 0; block < num_blocks; ++block) {
+  std::int64_t block = 0;
+  for (; block + 16 <= num_blocks; block += 16) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(amax + block),
+                        find_16_amax16(values + 16 * block));
+  }
+  for (; block < num_blocks; ++block) {
     const auto* place = reinterpret_cast<const __m256i*>(values + 16 * block);
     amax[block].bits = largest_of(fold(_mm256_and_si256(_mm256_loadu_si256(place), mask)));
   }
