@@ -96,6 +96,12 @@ void load_fused(const MatrixRef& matrix, std::int64_t expert, const CodedBytes& 
   }
 }
 
+/// Null where the format has none.
+float* global_scale(const CodedMatrix& matrix, std::int64_t index) {
+  auto* scales = reinterpret_cast<float*>(matrix.global_scales.data());
+  return scales == nullptr ? nullptr : scales + index;
+}
+
 StoredFormat common_format(const LayerTensors& tensors, std::int64_t first, std::int64_t count) {
   if (tensors.layout != ExpertLayout::kPerExpert) return coded_format_of(tensors.gate_up, first);
   StoredFormat format = StoredFormat::kMxfp8;
@@ -143,15 +149,14 @@ CodedExperts load_coded_experts(const LayerTensors& tensors, const LayerShape& s
 
   for (std::int64_t local = 0; local < num_experts; ++local) {
     const std::int64_t expert = first_expert + local;
-    auto* global13 = reinterpret_cast<float*>(experts.w13.global_scales.data());
-    auto* global2 = reinterpret_cast<float*>(experts.w2.global_scales.data());
     std::byte* codes13 = experts.w13.codes.data() + local * 2 * gate.codes;
     std::byte* scales13 = experts.w13.scales.data() + local * 2 * gate.scales;
-    const CodedTarget gate_out{codes13, scales13, global13 + 2 * local};
+    const CodedTarget gate_out{codes13, scales13, global_scale(experts.w13, 2 * local)};
     const CodedTarget up_out{codes13 + gate.codes, scales13 + gate.scales,
-                             global13 + 2 * local + 1};
+                             global_scale(experts.w13, 2 * local + 1)};
     const CodedTarget down_out{experts.w2.codes.data() + local * down.codes,
-                               experts.w2.scales.data() + local * down.scales, global2 + local};
+                               experts.w2.scales.data() + local * down.scales,
+                               global_scale(experts.w2, local)};
     if (tensors.layout == ExpertLayout::kPerExpert) {
       const PerExpertTensors& own = tensors.experts[static_cast<std::size_t>(expert)];
       load_matrix(own.gate, expert, gate_out);
