@@ -94,8 +94,8 @@ TEST_F(BenchCommand, TimesForwardAndBackward) {
     for (const auto& row : rows) {
       EXPECT_EQ(row["mode"], "train");
       EXPECT_EQ(row["recompute"], std::ranges::find(more, "--recompute") != more.end());
-      for (const char* key :
-           {"median_us", "tflops", "floor_us", "bound_us", "forward_us", "backward_us", "rel_l2"}) {
+      for (const char* key : {"median_us", "tflops", "floor_us", "bound_us", "forward_us",
+                              "backward_us", "restore_us", "rel_l2"}) {
         ASSERT_TRUE(row[key].is_number()) << key << ": " << row;
         EXPECT_GT(row[key], 0.0) << key;
       }

@@ -36,6 +36,7 @@ BenchReport sample_report() {
                     .floor_us = 150,
                     .forward_us = {},
                     .backward_us = {},
+                    .restore_us = {},
                     .rel_l2 = 0.003},
                    {.shape = "B",
                     .tokens = 65,
@@ -45,6 +46,7 @@ BenchReport sample_report() {
                     .floor_us = {},
                     .forward_us = {},
                     .backward_us = {},
+                    .restore_us = {},
                     .rel_l2 = 0.004}}};
 }
 
@@ -55,6 +57,7 @@ TEST(BenchReport, ATrainingStepHasItsParts) {
   report.recompute = true;
   report.rows[0].forward_us = 60;
   report.rows[0].backward_us = 135;
+  report.rows[0].restore_us = 54;
   std::istringstream lines(json_of(report));
   std::string line;
   ASSERT_TRUE(std::getline(lines, line));
@@ -63,8 +66,13 @@ TEST(BenchReport, ATrainingStepHasItsParts) {
   EXPECT_EQ(row["recompute"], true);
   EXPECT_EQ(row["forward_us"], 60);
   EXPECT_EQ(row["backward_us"], 135);
+  EXPECT_EQ(row["restore_us"], 54);
   const std::string text = text_of(report);
-  EXPECT_NE(text.find("forward 60.0, backward 135.0 us (2.25 x)"), std::string::npos) << text;
+  EXPECT_NE(
+      text.find(
+          "forward 60.0, backward 135.0 us (2.25 x), of which computing again 54.0 us (0.90 x)"),
+      std::string::npos)
+      << text;
   EXPECT_NE(text.find("per_route, lean, recompute)"), std::string::npos) << text;
 }
 
@@ -98,6 +106,7 @@ TEST(BenchReport, JsonHasEveryDocumentedKeyInItsOrder) {
                                              "bound_us",
                                              "forward_us",
                                              "backward_us",
+                                             "restore_us",
                                              "dense_tflops",
                                              "copy_tb_s",
                                              "read_tb_s",

@@ -66,17 +66,21 @@ TEST(BenchSummary, StepsWithoutProductsHaveNoRate) {
 }
 
 TEST(BenchSummary, ATrainingStepHasTheMediansOfItsParts) {
-  const RowSamples samples{
-      .us = {70, 50, 40}, .bound = {2e-8}, .forward = {20, 15, 10}, .backward = {50, 36, 30}};
+  const RowSamples samples{.us = {70, 50, 40},
+                           .bound = {2e-8},
+                           .forward = {20, 15, 10},
+                           .backward = {50, 36, 30},
+                           .restore = {9, 8, 4}};
   const BenchRow row =
       summarize_row(sample_case(), BenchMode::kTrain, samples, {}, rates_of(kSamples), 1);
   EXPECT_DOUBLE_EQ(row.forward_us.value(), 15);
   EXPECT_DOUBLE_EQ(row.backward_us.value(), 36);
+  EXPECT_DOUBLE_EQ(row.restore_us.value(), 8);
   EXPECT_DOUBLE_EQ(row.tflops.value(), 80);
   EXPECT_DOUBLE_EQ(row.floor_us.value(), 40);
   const BenchRow forward =
       summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 1);
-  EXPECT_FALSE(forward.forward_us || forward.backward_us);
+  EXPECT_FALSE(forward.forward_us || forward.backward_us || forward.restore_us);
 }
 
 TEST(BenchSummary, TheFarthestOfATrainingStepsResultsCounts) {

@@ -7,6 +7,7 @@
 #include "backend/cpu/thread_pool.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "runtime/backward.hpp"
 #include "runtime/cores.hpp"
 
 namespace distmoe::tools {
@@ -193,11 +194,15 @@ StepObserver BenchCall::marks_of(void* stream) const {
 }
 
 void BenchCall::train(const TensorSet& set, void* stream) {
-  SavedForward saved =
-      saving_routed_experts(*context_, set.input, set.weights, set.y, {.stream = stream});
+  const CallOptions options{.stream = stream};
+  const SavedForward saved =
+      saving_routed_experts(*context_, set.input, set.weights, set.y, options);
   device_.mark(TimeMark::kMiddle, stream);
-  routed_experts_backward(*context_, std::move(saved), set.dy, set.weights, set.gradients,
-                          {.stream = stream});
+  const BackwardStepObserver marks = [this, stream](BackwardStep next) {
+    if (next == BackwardStep::kRestoreActivations) device_.mark(TimeMark::kRestore, stream);
+    if (next == BackwardStep::kDispatchGradH3) device_.mark(TimeMark::kRestored, stream);
+  };
+  run_backward(context_->impl(), {saved, set.dy, set.weights, set.gradients, options, &marks});
 }
 
 void BenchCall::enqueue(const TensorSet& set, void* stream, bool marks_steps) {

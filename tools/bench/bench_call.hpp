@@ -64,9 +64,11 @@ class BenchCall {
 
   /// Collective: one measurement, in microseconds. Sets take turns.
   double time();
-  /// The parts of the last measurement of a forward and its backward.
+  /// The parts of the last measurement of a forward and its backward, and of that the restoring of
+  /// activations.
   double forward_us() const { return device_.elapsed_us(TimeMark::kBegin, TimeMark::kMiddle); }
   double backward_us() const { return device_.elapsed_us(TimeMark::kMiddle, TimeMark::kEnd); }
+  double restore_us() const { return device_.elapsed_us(TimeMark::kRestore, TimeMark::kRestored); }
   /// Collective. What the last timed call left is compared with a plain computation of a few
   /// tokens, and bit by bit with an untimed call on outputs full of NaN.
   CallCheck check();

@@ -54,9 +54,10 @@ struct DenseLayer {
   const void* w2 = nullptr;   ///< BF16 [experts, D, F]
 };
 
-/// In the order of a lap; kMiddle is set where it has two parts.
-enum class TimeMark { kBegin, kMiddle, kEnd };
-inline constexpr std::size_t kNumTimeMarks = 3;
+/// In the order of a lap; kMiddle is set where it has two parts, and the two after it where the
+/// second one restores activations.
+enum class TimeMark { kBegin, kMiddle, kRestore, kRestored, kEnd };
+inline constexpr std::size_t kNumTimeMarks = 5;
 
 class BenchDevice {
  public:

@@ -43,6 +43,7 @@ Json json_of(const BenchReport& report, const BenchRow& row) {
       {"bound_us", number_or_null(row.bound_us)},
       {"forward_us", number_or_null(row.forward_us)},
       {"backward_us", number_or_null(row.backward_us)},
+      {"restore_us", number_or_null(row.restore_us)},
       {"dense_tflops", number_or_null(report.ceilings.dense_tflops)},
       {"copy_tb_s", number_or_null(report.ceilings.copy_tb_s)},
       {"read_tb_s", number_or_null(report.ceilings.read_tb_s)},
@@ -93,6 +94,10 @@ std::string remark_on(const BenchReport& report, const BenchRow& row) {
     remark += "  forward " + fixed(*row.forward_us, 1) + ", backward " +
               fixed(*row.backward_us, 1) + " us (" + fixed(*row.backward_us / *row.forward_us, 2) +
               " x)";
+    if (report.recompute == true && row.restore_us) {
+      remark += ", of which computing again " + fixed(*row.restore_us, 1) + " us (" +
+                fixed(*row.restore_us / *row.forward_us, 2) + " x)";
+    }
   }
   return row.is_unstable() ? remark + "  unstable" : remark;
 }

@@ -31,7 +31,8 @@ struct BenchRow {
   std::optional<double> floor_us;
   std::optional<double> forward_us;  ///< parts of a training step
   std::optional<double> backward_us;
-  double rel_l2 = 0.0;  ///< of sampled tokens of the last timed call
+  std::optional<double> restore_us;  ///< a part of backward_us
+  double rel_l2 = 0.0;               ///< of sampled tokens of the last timed call
   bool is_bitwise_repeatable = true;
 
   std::optional<double> efficiency() const;

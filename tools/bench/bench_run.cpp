@@ -32,6 +32,7 @@ struct RowRun {
   std::size_t time_series = 0;
   std::size_t forward_series = 0;  ///< of a mode that trains, like backward_series
   std::size_t backward_series = 0;
+  std::size_t restore_series = 0;
   std::size_t bound_series = 0;
 };
 
@@ -227,6 +228,7 @@ void BenchRun::make_ceilings() {
     if (options_.mode == BenchMode::kTrain) {
       row.forward_series = add_series([&row] { return row.call->forward_us(); });
       row.backward_series = add_series([&row] { return row.call->backward_us(); });
+      row.restore_series = add_series([&row] { return row.call->restore_us(); });
     }
     row.bound_series = add_ceiling(
         "bound", led([this, &row](std::string& why_not) { return dense_layer_of(row, why_not); }));
@@ -313,6 +315,7 @@ BenchReport BenchRun::make_report(const std::vector<Samples>& slowest,
     if (options_.mode == BenchMode::kTrain) {
       samples.forward = slowest[row.forward_series];
       samples.backward = slowest[row.backward_series];
+      samples.restore = slowest[row.restore_series];
     }
     report.rows.push_back(summarize_row(row.plan, options_.mode, samples, checks[i], rates,
                                         sharing_.ranks_per_device));

@@ -45,6 +45,7 @@ BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& 
                .floor_us = {},
                .forward_us = {},
                .backward_us = {},
+               .restore_us = {},
                .rel_l2 = check.rel_l2(),
                .is_bitwise_repeatable = check.is_equal};
   if (const auto bound = scaled(rate_of(samples.bound), share)) {
@@ -54,6 +55,7 @@ BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& 
     case BenchMode::kTrain:
       row.forward_us = spread_of(samples.forward).median;
       row.backward_us = spread_of(samples.backward).median;
+      row.restore_us = spread_of(samples.restore).median;
       [[fallthrough]];
     case BenchMode::kForward:
     case BenchMode::kGemm:

@@ -28,6 +28,7 @@ struct RowSamples {
   Samples bound;      ///< per floating-point operation
   Samples forward{};  ///< of a mode that trains, like backward
   Samples backward{};
+  Samples restore{};  ///< a part of backward
 };
 
 /// Of a whole device or machine.
