@@ -6,6 +6,7 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
 #include <vector>
 
 #include "core/checked_math.hpp"
@@ -60,6 +61,35 @@ TEST(PackedColumns, AlternatePairsOfRowsInBlocksOfColumns) {
         expect_order(num_rows, num_columns, num_columns, false, block);
         expect_order(num_rows, num_columns, num_columns + 3, true, block);
       }
+    }
+  }
+}
+
+TEST(PackedColumns, PairsOfRowsAreFilledUpToAWidth) {
+  for (const std::int64_t num_rows : {1, 2, 3, 8}) {
+    for (const auto& [num_columns, width] :
+         {std::pair(1, 4), std::pair(33, 64), std::pair(64, 64)}) {
+      std::vector<BF16> values(static_cast<std::size_t>(num_rows * (num_columns + 3)));
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        values[i].bits = static_cast<std::uint16_t>(i + 1);
+      }
+      const DepthRows rows{.first = values.data(),
+                           .num_rows = num_rows,
+                           .num_columns = num_columns,
+                           .row_stride = num_columns + 3};
+      const std::int64_t depth = ceil_div(num_rows, 2) * 2;
+      constexpr std::uint16_t kUntouched = 0xABCD;
+      std::vector<BF16> packed(static_cast<std::size_t>(depth * width) + 7, BF16{kUntouched});
+      pack_row_pairs(rows, width, packed.data());
+      for (std::int64_t k = 0; k < depth; ++k) {
+        for (std::int64_t n = 0; n < width; ++n) {
+          const bool is_there = k < num_rows && n < num_columns;
+          ASSERT_EQ(packed[static_cast<std::size_t>((k / 2 * width + n) * 2 + k % 2)].bits,
+                    is_there ? rows.row(k)[n].bits : 0)
+              << "row " << k << ", column " << n;
+        }
+      }
+      EXPECT_EQ(packed[static_cast<std::size_t>(depth * width)].bits, kUntouched);
     }
   }
 }

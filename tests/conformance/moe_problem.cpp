@@ -124,6 +124,23 @@ MoeProblem make_problem(const MoeShape& shape, RoutePattern pattern, std::uint64
   return problem;
 }
 
+MoeProblem problem_of_counts(const std::vector<int>& counts, const MoeShape& widths,
+                             std::uint64_t seed) {
+  std::vector<std::int64_t> ids;
+  for (std::size_t expert = 0; expert < counts.size(); ++expert) {
+    ids.insert(ids.end(), static_cast<std::size_t>(counts[expert]),
+               static_cast<std::int64_t>(expert));
+  }
+  MoeProblem problem = make_problem({.num_tokens = std::ssize(ids),
+                                     .hidden_dim = widths.hidden_dim,
+                                     .intermediate_dim = widths.intermediate_dim,
+                                     .num_experts = std::ssize(counts),
+                                     .top_k = 1},
+                                    RoutePattern::kDistinct, seed);
+  problem.ids = ids;
+  return problem;
+}
+
 void add_biases(MoeProblem& problem, std::uint64_t seed) {
   const MoeShape& shape = problem.shape;
   const std::size_t ef = count(shape.num_experts, shape.intermediate_dim);

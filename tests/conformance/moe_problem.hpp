@@ -60,6 +60,9 @@ struct MoeProblem {
 
 MoeProblem make_problem(const MoeShape& shape, RoutePattern pattern, std::uint64_t seed);
 void add_biases(MoeProblem& problem, std::uint64_t seed);
+/// Expert e has counts[e] rows, K = 1; of `widths` only D and F count.
+MoeProblem problem_of_counts(const std::vector<int>& counts, const MoeShape& widths,
+                             std::uint64_t seed);
 
 /// A layer in which every product sum is an integer that FP32 holds and every sigmoid is 1, so that
 /// h1, h2 and h3 have the same bits in whatever order sums are taken; scores are as random as

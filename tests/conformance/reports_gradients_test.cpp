@@ -14,6 +14,8 @@ namespace {
 class ReportedGradients : public testing::TestWithParam<MoeCase> {};
 INSTANTIATE_TEST_SUITE_P(Laws, ReportedGradients, testing::ValuesIn(training_cases()), case_name);
 
+constexpr MoeShape kWidths{.hidden_dim = 16, .intermediate_dim = 12};
+
 float block_maximum(const std::vector<float>& values, std::int64_t block, std::int64_t size) {
   float most = 0.0F;
   for (std::int64_t i = block * size; i < (block + 1) * size; ++i) {
@@ -23,28 +25,11 @@ float block_maximum(const std::vector<float>& values, std::int64_t block, std::i
   return most;
 }
 
-/// A problem in which expert e has counts[e] rows, K = 1.
-MoeProblem problem_of_counts(const std::vector<int>& counts, std::uint64_t seed) {
-  std::vector<std::int64_t> ids;
-  for (std::size_t expert = 0; expert < counts.size(); ++expert) {
-    ids.insert(ids.end(), static_cast<std::size_t>(counts[expert]),
-               static_cast<std::int64_t>(expert));
-  }
-  MoeProblem problem = make_problem({.num_tokens = std::ssize(ids),
-                                     .hidden_dim = 16,
-                                     .intermediate_dim = 12,
-                                     .num_experts = std::ssize(counts),
-                                     .top_k = 1},
-                                    RoutePattern::kDistinct, seed);
-  problem.ids = ids;
-  return problem;
-}
-
 // reports: A07, A08, A11, A39, A114: destinations hold NaN at first.
 TEST_P(ReportedGradients, OfExpertsWithoutRowsAreExactlyZero) {
   for (const std::vector<int>& counts : std::vector<std::vector<int>>{
            {5, 0, 3, 0}, {0, 0, 0, 0}, {162, 0, 257, 46, 0, 83}, {4, 0}, {5, 27, 33, 1}}) {
-    MoeProblem problem = problem_of_counts(counts, 480);
+    MoeProblem problem = problem_of_counts(counts, kWidths, 480);
     add_biases(problem, 481);
     const std::vector<BF16> dy = make_dy(problem, 482);
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -71,7 +56,7 @@ TEST_P(ReportedGradients, OfExpertsWithoutRowsAreExactlyZero) {
 // reports: A01, A02, A114: ranks without tokens, experts or rows take part.
 TEST_P(ReportedGradients, IdleRanksGetZerosOfFullShape) {
   // All tokens are the last rank's and all routes the first expert's.
-  MoeProblem problem = problem_of_counts({9, 0, 0}, 483);
+  MoeProblem problem = problem_of_counts({9, 0, 0}, kWidths, 483);
   const std::vector<BF16> dy = make_dy(problem, 484);
   TokenCounts counts(static_cast<std::size_t>(GetParam().ranks));
   counts.back() = 9;
@@ -80,7 +65,7 @@ TEST_P(ReportedGradients, IdleRanksGetZerosOfFullShape) {
 }
 
 TEST_P(ReportedGradients, WithoutAnyTokenAreZeros) {
-  MoeProblem problem = problem_of_counts({0, 0, 0}, 485);
+  MoeProblem problem = problem_of_counts({0, 0, 0}, kWidths, 485);
   const GradientValues actual = run_backward(problem, {}, GetParam());
   EXPECT_EQ(block_maximum(actual.gate, 0, std::ssize(actual.gate)), 0.0F);
   EXPECT_EQ(block_maximum(actual.down, 0, std::ssize(actual.down)), 0.0F);
@@ -88,7 +73,7 @@ TEST_P(ReportedGradients, WithoutAnyTokenAreZeros) {
 
 // reports: A111: with accumulation on, the buffer changes by exactly dW; each projection alone.
 TEST_P(ReportedGradients, AccumulationAddsExactlyTheGradient) {
-  MoeProblem problem = problem_of_counts({7, 0, 5, 3}, 486);
+  MoeProblem problem = problem_of_counts({7, 0, 5, 3}, kWidths, 486);
   add_biases(problem, 487);
   const std::vector<BF16> dy = make_dy(problem, 488);
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -107,7 +92,7 @@ TEST_P(ReportedGradients, AccumulationAddsExactlyTheGradient) {
 }
 
 TEST(ReportedAccumulation, ThreeBackwardsIntoOneBufferGiveThreeGradients) {
-  const MoeProblem problem = problem_of_counts({7, 0, 5, 3}, 489);
+  const MoeProblem problem = problem_of_counts({7, 0, 5, 3}, kWidths, 489);
   const std::vector<BF16> dy = make_dy(problem, 490);
   const GradientValues once = run_backward(problem, dy, {});
   const TokenCounts counts{15};
@@ -215,7 +200,7 @@ TEST_P(ReportedGradients, OfDisabledRoutesAreZeroWhateverTheirScore) {
 // reports: A51, A52, A107: K = 1 has a score gradient, dot(dy, expert), for local and remote
 // experts.
 TEST_P(ReportedGradients, OfASingleScoreAreTheExpertsAnswer) {
-  const MoeProblem problem = problem_of_counts({3, 3, 3, 3}, 495);
+  const MoeProblem problem = problem_of_counts({3, 3, 3, 3}, kWidths, 495);
   const std::vector<BF16> dy = make_dy(problem, 496);
   const GradientValues actual = run_backward(problem, dy, GetParam());
   const GradientOracle oracle = gradient_oracle(problem, dy, Rounding::kNone);
@@ -241,7 +226,7 @@ TEST_P(ReportedGradients, OfBias2AreWeightedByTheScore) {
 
 // reports: A60, A63: a NaN token reaches the gradients of its own experts and row, no others.
 TEST_P(ReportedGradients, OfANaNTokenStayWithItsRowAndExperts) {
-  MoeProblem problem = problem_of_counts({4, 4, 4}, 497);
+  MoeProblem problem = problem_of_counts({4, 4, 4}, kWidths, 497);
   const std::vector<BF16> clean_dy = make_dy(problem, 498);
   const GradientValues clean = run_backward(problem, clean_dy, GetParam());
   for (const bool in_x : {true, false}) {

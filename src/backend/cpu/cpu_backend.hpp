@@ -23,6 +23,8 @@
 
 namespace distmoe::cpu {
 
+class FewRowsWgrad;
+
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(BackendSetup setup);
@@ -142,6 +144,10 @@ class CpuBackend final : public Backend {
   template <typename RowInWeight>
   void wgrad_tile(const WgradTile& tile, const WgradOperands& operands,
                   const GradientDestination& out, const RowInWeight& row_in_weight, int worker);
+  template <typename FirstOf>
+  static void store_few_rows_wgrad(const FewRowsWgrad& product, const WgradTile& tile,
+                                   const GradientDestination& out, const FirstOf& first_of,
+                                   const Workspace& workspace);
   template <typename PositionOf>
   void sum_expert_rows(const DenseRows& grads, const GradientDestination& out,
                        const PositionOf& position_of);

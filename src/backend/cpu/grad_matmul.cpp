@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backend/cpu/elementwise.hpp"
+#include "backend/cpu/few_row_products.hpp"
 
 namespace distmoe::cpu {
 namespace {
@@ -59,6 +60,10 @@ void wgrad_f32(const RowSlab& a, const RowSlab& b, std::int64_t num_rows, float*
 // 190; packed before, at 229 (oneDNN 2.6.3, one core of Zen 4, weights in memory).
 void multiply_dgrad(const MatrixView& rows, const DepthRows& weights, float* tile,
                     const Workspace& workspace) {
+  if (rows.num_rows <= kFewRows && has_few_row_products()) {
+    multiply_few_rows_dgrad(rows, weights, tile);
+    return;
+  }
   if (matmul_kind() == MatmulKind::kBF16) {
     multiply_packed(rows.data, rows.num_rows, rows.row_stride, weights, tile, workspace);
     return;

@@ -8,6 +8,7 @@
 
 #include "backend/cpu/cpu_backend.hpp"
 #include "backend/cpu/elementwise.hpp"
+#include "backend/cpu/few_row_products.hpp"
 #include "backend/cpu/grad_matmul.hpp"
 #include "backend/cpu/streamed_store.hpp"
 
@@ -188,6 +189,29 @@ void CpuBackend::wgrad_sums(const WgradTile& tile, const WgradOperands& operands
   }
 }
 
+/// A tile of an expert of few rows, strip by strip. `first_of` says where row i of the tile begins.
+template <typename FirstOf>
+void CpuBackend::store_few_rows_wgrad(const FewRowsWgrad& product, const WgradTile& tile,
+                                      const GradientDestination& out, const FirstOf& first_of,
+                                      const Workspace& workspace) {
+  const bool is_rounded = out.dtype == DType::kBF16 && !out.accumulates;
+  auto* rounded = reinterpret_cast<BF16*>(workspace.tile);
+  for (std::int64_t row = 0; row < tile.num_rows; row += FewRowsWgrad::kStripRows) {
+    is_rounded ? product.multiply(row, rounded) : product.multiply(row, workspace.tile);
+    const std::int64_t count = std::min(FewRowsWgrad::kStripRows, tile.num_rows - row);
+    for (std::int64_t i = 0; i < count; ++i) {
+      if (is_rounded) {
+        store_streamed(rounded + i * product.width(),
+                       static_cast<BF16*>(out.data) + first_of(row + i),
+                       static_cast<std::size_t>(tile.num_columns) * sizeof(BF16));
+      } else {
+        store_gradient(out, first_of(row + i), tile.num_columns,
+                       workspace.tile + i * product.width());
+      }
+    }
+  }
+}
+
 /// `row_in_weight` says which row of the weight is row i of the tile's half.
 template <typename RowInWeight>
 void CpuBackend::wgrad_tile(const WgradTile& tile, const WgradOperands& operands,
@@ -195,12 +219,24 @@ void CpuBackend::wgrad_tile(const WgradTile& tile, const WgradOperands& operands
                             int worker) {
   const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
   const RowRange rows = rows_of_expert(tile.expert);
-  if (rows.size() > 0) wgrad_sums(tile, operands, rows, workspace);
-  for (std::int64_t row = 0; row < tile.num_rows; ++row) {
-    const std::int64_t first =
-        row_in_weight(tile.first_row + row) * operands.num_columns + tile.first_column;
-    store_gradient(out, first, tile.num_columns,
-                   rows.size() > 0 ? workspace.tile + row * tile.num_columns : nullptr);
+  const auto first_of = [&](std::int64_t row) {
+    return row_in_weight(tile.first_row + row) * operands.num_columns + tile.first_column;
+  };
+  if (rows.size() > 0 && rows.size() <= kFewRows && !operands.grads.is_coded() &&
+      has_few_row_products()) {
+    const std::int64_t column = tile.half * setup_.config.intermediate_dim + tile.first_row;
+    const FewRowsWgrad product(
+        operands.grads.slab(rows, column, tile.num_rows, workspace.decoded_weights),
+        operands.activations.slab(rows, tile.first_column, tile.num_columns,
+                                  workspace.decoded_rows),
+        rows.size(), workspace);
+    store_few_rows_wgrad(product, tile, out, first_of, workspace);
+  } else {
+    if (rows.size() > 0) wgrad_sums(tile, operands, rows, workspace);
+    for (std::int64_t row = 0; row < tile.num_rows; ++row) {
+      store_gradient(out, first_of(row), tile.num_columns,
+                     rows.size() > 0 ? workspace.tile + row * tile.num_columns : nullptr);
+    }
   }
   finish_streamed_stores();
 }

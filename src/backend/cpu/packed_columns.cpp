@@ -12,7 +12,8 @@ namespace distmoe::cpu {
 namespace {
 
 /// Of what is not there.
-constexpr std::array<BF16, kCpuPackedColumns> kZeros{};
+constexpr std::array<BF16, kCpuTileColumns> kZeros{};
+static_assert(kCpuPackedColumns <= kCpuTileColumns);
 
 /// Rows r0 and r1, alternating, `block_columns` columns to a block; blocks are `block_stride`
 /// apart.
@@ -57,6 +58,13 @@ void pack_columns(const DepthRows& rows, std::int64_t block_columns, BF16* out) 
     pack_pair(k < depth ? rows.row(k) : kZeros.data(),
               k + 1 < depth ? rows.row(k + 1) : kZeros.data(), rows.num_columns, block_columns,
               block_stride, out + k * block_columns);
+  }
+}
+
+void pack_row_pairs(const DepthRows& rows, std::int64_t width, BF16* out) {
+  for (std::int64_t k = 0; k < rows.depth(); k += 2) {
+    pack_pair(rows.row(k), k + 1 < rows.depth() ? rows.row(k + 1) : kZeros.data(), rows.num_columns,
+              width, 0, out + k * width);
   }
 }
 

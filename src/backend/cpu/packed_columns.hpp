@@ -27,4 +27,8 @@ struct DepthRows {
 /// i and row 2 i + 1 alternate. Rows and columns that fill up the last blocks are zero.
 void pack_columns(const DepthRows& rows, std::int64_t block_columns, BF16* out);
 
+/// Puts row 2 i and row 2 i + 1 of `rows`, at most kCpuTileColumns columns, in one row of pairs,
+/// and zeros where columns up to `width` or a last row are missing.
+void pack_row_pairs(const DepthRows& rows, std::int64_t width, BF16* out);
+
 }  // namespace distmoe::cpu
