@@ -5,33 +5,21 @@
 
 #include <optional>
 
-#include "core/check.hpp"
 #include "runtime/backward_check.hpp"
+#include "runtime/door.hpp"
+#include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
-namespace {
-
-/// Checks the arguments. A refusal is returned, not thrown: the peers must hear of it first.
-BackwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_index,
-                               const BackwardArguments& arguments, std::optional<Error>& refusal) {
-  try {
-    return check_backward_call(context, call_index, arguments);
-  } catch (const Error& error) {
-    refusal = Error(error.code(),
-                    concat("rank ", context.rank(), ", call ", call_index, ": ", error.what()));
-  }
-  BackwardCall refused;
-  refused.index = call_index;
-  refused.stream = arguments.options.stream;
-  return refused;
-}
-
-}  // namespace
 
 void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
     std::optional<Error> refusal;
-    const BackwardCall call = check_at_the_door(context, call_index, arguments, refusal);
+    BackwardCall refused;
+    refused.index = call_index;
+    refused.stream = arguments.options.stream;
+    const BackwardCall call = check_at_the_door(
+        context, refused, [&] { return check_backward_call(context, call_index, arguments); },
+        refusal);
     const auto next = [&](BackwardStep step) {
       if (arguments.observer != nullptr) (*arguments.observer)(step);
     };
@@ -56,9 +44,10 @@ void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
     backend.w13_dgrad_scatter(call);
     next(BackwardStep::kReduceGradients);
     backend.reduce_gradients(call);
-    next(BackwardStep::kEnd);
     backend.rewind(*call.ticket);
     context.slots()->pop(*call.ticket);
+    arguments.saved.impl()->finish();
+    next(BackwardStep::kEnd);
   });
 }
 

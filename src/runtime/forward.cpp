@@ -8,6 +8,7 @@
 
 #include "core/check.hpp"
 #include "runtime/call_check.hpp"
+#include "runtime/door.hpp"
 #include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
@@ -28,25 +29,22 @@ SlotTicket check_slot(const ContextImpl& context, const CallOptions& options) {
   return context.slots()->next();
 }
 
-/// Checks the arguments. A refusal is returned, not thrown: the peers must hear of it first.
-ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_index,
-                              const ForwardArguments& arguments, std::optional<Error>& refusal) {
-  try {
-    ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
-                                          arguments.y_TD, arguments.options);
-    call.saves = arguments.saves;
-    call.exchanges_rows = arguments.exchanges_rows;
-    if (call.saves) call.ticket = check_slot(context, arguments.options);
-    return call;
-  } catch (const Error& error) {
-    refusal = Error(error.code(),
-                    concat("rank ", context.rank(), ", call ", call_index, ": ", error.what()));
-  }
-  ForwardCall refused;
-  refused.index = call_index;
-  refused.saves = arguments.saves;
-  refused.stream = arguments.options.stream;
-  return refused;
+ForwardCall check_forward(const ContextImpl& context, std::int64_t call_index,
+                          const ForwardArguments& arguments) {
+  ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
+                                        arguments.y_TD, arguments.options);
+  call.saves = arguments.saved != nullptr;
+  call.exchanges_rows = arguments.exchanges_rows;
+  if (call.saves) call.ticket = check_slot(context, arguments.options);
+  return call;
+}
+
+SavedShape saved_shape(const ForwardArguments& arguments) {
+  return {.num_tokens = arguments.input.x_TD.shape[0],
+          .score_dtype = arguments.input.topk_scores_TK.dtype,
+          .has_bias13 = arguments.weights.bias13_L2F.is_given(),
+          .has_bias2 = arguments.weights.bias2_LD.is_given(),
+          .norm = norm_call(arguments.options)};
 }
 
 }  // namespace
@@ -54,7 +52,12 @@ ForwardCall check_at_the_door(const ContextImpl& context, std::int64_t call_inde
 void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
     std::optional<Error> refusal;
-    const ForwardCall call = check_at_the_door(context, call_index, arguments, refusal);
+    ForwardCall refused;
+    refused.index = call_index;
+    refused.saves = arguments.saved != nullptr;
+    refused.stream = arguments.options.stream;
+    const ForwardCall call = check_at_the_door(
+        context, refused, [&] { return check_forward(context, call_index, arguments); }, refusal);
     const auto next = [&](ForwardStep step) {
       if (arguments.observer != nullptr) (*arguments.observer)(step);
     };
@@ -71,26 +74,23 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     call.exchanges_rows ? backend.return_rows(call) : backend.w2_scatter(call);
     next(ForwardStep::kCombine);
     backend.combine(call);
+    if (call.saves) {
+      arguments.saved->set(context.slots(), context.slots()->push(), saved_shape(arguments));
+    }
     next(ForwardStep::kEnd);
   });
 }
 
 void routed_experts(Context& context, const RoutedInput& input, const ExpertWeights& weights,
                     const TensorView& y_TD, const CallOptions& options) {
-  run_forward(context.impl(), {input, weights, y_TD, options, false});
+  run_forward(context.impl(), {input, weights, y_TD, options});
 }
 
 SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
                                    const ExpertWeights& weights, const TensorView& y_TD,
                                    const CallOptions& options) {
-  ContextImpl& impl = context.impl();
-  auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
-  run_forward(impl, {input, weights, y_TD, options, true});
-  saved->set(impl.slots()->push(), {.num_tokens = input.x_TD.shape[0],
-                                    .score_dtype = input.topk_scores_TK.dtype,
-                                    .has_bias13 = weights.bias13_L2F.is_given(),
-                                    .has_bias2 = weights.bias2_LD.is_given(),
-                                    .norm = norm_call(options)});
+  auto saved = std::make_unique<SavedForwardImpl>();
+  run_forward(context.impl(), {input, weights, y_TD, options, saved.get()});
   return SavedForward(std::move(saved));
 }
 

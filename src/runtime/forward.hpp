@@ -5,6 +5,7 @@
 
 #include "distmoe/routed_experts.hpp"
 #include "runtime/context_impl.hpp"
+#include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
 
@@ -13,7 +14,7 @@ namespace distmoe {
 enum class ForwardStep { kPublish, kRoute, kCarve, kDispatchW13Swiglu, kW2Scatter, kCombine, kEnd };
 
 /// Is told which step this rank takes next, on the thread of the call; on CUDA the steps before it
-/// are enqueued by then.
+/// are enqueued by then. At the end the slots know of the call, but no other may begin yet.
 using StepObserver = std::function<void(ForwardStep next)>;
 
 /// What a caller of a forward brings.
@@ -22,7 +23,9 @@ struct ForwardArguments {
   const ExpertWeights& weights;
   const TensorView& y_TD;
   const CallOptions& options;
-  bool saves = false;  ///< the call takes a place in the selected slot, which the caller registers
+  /// Not null: the call keeps what its backward needs in the selected slot. On success it is live
+  /// and the slot has it for its last.
+  SavedForwardImpl* saved = nullptr;
   const StepObserver* observer = nullptr;  ///< null: nobody watches
   bool exchanges_rows = false;             ///< no products: rows go and come back, to be measured
 };

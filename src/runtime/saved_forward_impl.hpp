@@ -20,18 +20,21 @@ struct SavedShape {
   std::optional<NormCall> norm{};
 };
 
-/// The state of a SavedForward.
+/// The state of a SavedForward; of no forward until it is set.
 class SavedForwardImpl {
  public:
-  explicit SavedForwardImpl(const std::shared_ptr<SlotLedger>& slots) : slots_(slots) {}
-  void set(const SlotTicket& ticket, const SavedShape& shape) {
+  void set(const std::shared_ptr<SlotLedger>& slots, const SlotTicket& ticket,
+           const SavedShape& shape) noexcept {
+    slots_ = slots;
     ticket_ = ticket;
     shape_ = shape;
   }
+  /// It had its backward: what becomes of it does not touch the slots any more.
+  void finish() noexcept { slots_.reset(); }
 
   const SlotTicket& ticket() const { return ticket_; }
   const SavedShape& shape() const { return shape_; }
-  /// Of the context; null once that is closed.
+  /// Of the context; null once that is closed, or the forward had its backward.
   std::shared_ptr<SlotLedger> slots() const { return slots_.lock(); }
 
  private:

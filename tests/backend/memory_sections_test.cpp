@@ -91,12 +91,9 @@ class WatchingCommunicator final : public Communicator {
 
 /// A call on a context that no public one can make; in training it saves and has its backward.
 void run_call(ContextImpl& impl, const RankCall& call, const RankGradients& gradients) {
-  const bool saves = !impl.config().inference;
-  run_forward(impl, {call.input, call.weights, call.y_view(), {}, saves});
-  if (!saves) return;
-  auto saved = std::make_unique<SavedForwardImpl>(impl.slots());
-  saved->set(impl.slots()->push(),
-             {.num_tokens = call.input.x_TD.shape[0], .score_dtype = DType::kF32, .norm = {}});
+  auto saved = impl.config().inference ? nullptr : std::make_unique<SavedForwardImpl>();
+  run_forward(impl, {call.input, call.weights, call.y_view(), {}, saved.get()});
+  if (saved == nullptr) return;
   const SavedForward forward(std::move(saved));
   run_backward(impl, {forward, gradients.dy(), call.weights, gradients.destinations(), {}});
 }

@@ -83,7 +83,7 @@ TEST_P(Lifetime, ASecondCallBeforeTheFirstEndedIsRefusedAndHarmsNothing) {
       }).join();
     };
     run_forward(context.impl(),
-                {placed.views.input, placed.views.weights, placed.views.y, {}, false, &observer});
+                {placed.views.input, placed.views.weights, placed.views.y, {}, nullptr, &observer});
     context.check();
     placed.collect();
     overlapping.collect();
