@@ -109,9 +109,10 @@ void ContextImpl::note_call(std::int64_t index, std::int64_t num_tokens,
 }
 
 CallStatistics ContextImpl::last_call() {
-  CallStatistics statistics = last_call_;
+  CallStatistics statistics;
   use([&](Backend& backend) {
-    if (last_call_.call == 0) return;
+    statistics = last_call_;
+    if (statistics.call == 0) return;
     const RoutingLoad load = backend.load();
     statistics.is_recomputed = load.is_recomputed;
     statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
