@@ -220,15 +220,26 @@ std::optional<std::int64_t> layer_capacity(const SlotAssignment& assignment) {
   return is_beyond ? std::nullopt : std::optional(layers);
 }
 
+std::string describe_capacity(const SlotAssignment& assignment) {
+  return concat(assignment.num_activation_slots, " x ",
+                assignment.max_moe_layers_per_activation_slot,
+                assignment.grouping == SlotGrouping::kMicrobatch ? " by microbatch"
+                                                                 : " by stage and microbatch");
+}
+
+SlotAssignment fitting(SlotAssignment assignment) {
+  DISTMOE_CHECK(layer_capacity(assignment), kInvalidArgument,
+                "slots x layers do not fit in 64 bits: ", describe_capacity(assignment));
+  return assignment;
+}
+
 /// Of the groupings of one schedule the one that takes less. None fits where neither does.
 SlotAssignment smaller(SlotAssignment by_microbatch, SlotAssignment by_stage) {
   const auto microbatch = layer_capacity(by_microbatch);
   const auto stage = layer_capacity(by_stage);
   DISTMOE_CHECK(microbatch || stage, kInvalidArgument,
-                "slots x layers do not fit in 64 bits: ", by_microbatch.num_activation_slots, " x ",
-                by_microbatch.max_moe_layers_per_activation_slot, " by microbatch, ",
-                by_stage.num_activation_slots, " x ", by_stage.max_moe_layers_per_activation_slot,
-                " by stage and microbatch");
+                "slots x layers do not fit in 64 bits: ", describe_capacity(by_microbatch), ", ",
+                describe_capacity(by_stage));
   const bool takes_microbatch = microbatch && (!stage || *microbatch <= *stage);
   return takes_microbatch ? std::move(by_microbatch) : std::move(by_stage);
 }
@@ -258,12 +269,12 @@ SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
     DISTMOE_CHECK(by_microbatch, kInvalidArgument, describe(offending, actions[offending]),
                   ": a later forward of the microbatch still waits for its backward; a slot is a "
                   "stack, group by stage and microbatch");
-    return *std::move(by_microbatch);
+    return fitting(*std::move(by_microbatch));
   }
   SlotAssignment by_stage =
       *Colouring(layers, SlotGrouping::kStageMicrobatch).run(actions, offending);
   if (by_microbatch) return smaller(*std::move(by_microbatch), std::move(by_stage));
-  return by_stage;
+  return fitting(std::move(by_stage));
 }
 
 }  // namespace distmoe

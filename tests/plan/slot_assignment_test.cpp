@@ -225,6 +225,31 @@ TEST(SlotAssignment, AutoTakesTheGroupingThatFitsInSixtyFourBits) {
       "64 bits", "by microbatch");
 }
 
+TEST(SlotAssignment, EveryGroupingRefusesWhatLeavesSixtyFourBits) {
+  constexpr std::int64_t kHalf = std::int64_t{1} << 62;
+  const auto refused = [](const Actions& actions, const Stages& stages, SlotGrouping grouping,
+                          const char* words) {
+    expect_error(
+        ErrorCode::kInvalidArgument,
+        [&] { assign_activation_slots(actions, stages, actions.back().microbatch + 1, grouping); },
+        "64 bits", words);
+  };
+  const Actions overlapping = {{F, 0, 0}, {F, 1, 0}, {B, 1, 0}, {F, 0, 1},
+                               {B, 0, 0}, {F, 1, 1}, {B, 1, 1}, {B, 0, 1}};
+  refused(overlapping, {{0, kHalf}, {1, 1}}, SlotGrouping::kStageMicrobatch,
+          "2 x 4611686018427387904 by stage and microbatch");
+  refused(overlapping, {{0, kHalf}, {1, 1}}, SlotGrouping::kMicrobatch,
+          "2 x 4611686018427387905 by microbatch");
+  // No stack: the automatic choice has one grouping left.
+  const Actions crossing = {{F, 0, 0}, {F, 1, 0}, {B, 0, 0}, {B, 1, 0}};
+  refused(crossing, {{0, kHalf}, {1, 1}}, SlotGrouping::kAuto, "by stage and microbatch");
+  // One layer less fits.
+  const SlotAssignment most = assign_activation_slots(overlapping, Stages{{0, kHalf - 1}, {1, 1}},
+                                                      2, SlotGrouping::kStageMicrobatch);
+  EXPECT_EQ(most.max_moe_layers_per_activation_slot, kHalf - 1);
+  EXPECT_EQ(most.num_activation_slots, 2);
+}
+
 TEST(SlotAssignment, WithoutMoeLayersThereIsNoSlot) {
   const SlotAssignment a =
       assign_activation_slots(Actions{{F, 0, 0}, {B, 0, 0}}, Stages{{0, 0}}, 1);
