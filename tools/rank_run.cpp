@@ -352,6 +352,8 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
     return together.sums[i].result();
   };
   report.comparison = comparison_of(0);
+  report.is_reference_of_another_layer =
+      inputs_[0].file.y_ref().is_given() && options_.train.norm_eps.has_value();
   report.has_input2 = inputs_.size() > 1;
   report.comparison2 = comparison_of(1);
   if (training_) report.training = training_report(together);

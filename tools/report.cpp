@@ -58,6 +58,11 @@ class Lines {
   std::ostringstream text_;
 };
 
+/// Whether there were two calls, or two backwards, to be compared.
+bool repeats_anything(const RunReport& report) {
+  return report.call_seconds.size() > 1 || (report.training && report.training->num_forwards > 1);
+}
+
 void add_buffers(Lines& lines, const char* label, const std::vector<PlanBuffer>& buffers) {
   for (const PlanBuffer& buffer : buffers) lines.add(label, buffer.bytes, " B ", buffer.name);
 }
@@ -150,7 +155,9 @@ std::string text_of(const RunReport& report) {
     lines.add("cosine", std::setprecision(9), report.comparison->cosine);
     lines.add("max |y - ref|", distance_text(report.comparison->max_abs));
   } else {
-    lines.add("relative L2", "no y_ref in the input: nothing to compare with");
+    lines.add("relative L2", report.is_reference_of_another_layer
+                                 ? "not compared: y_ref is of the layer without --rmsnorm"
+                                 : "no y_ref in the input: nothing to compare with");
   }
   if (report.comparison2) {
     lines.add("of --input2", distance_text(report.comparison2->rel_l2), " relative L2");
@@ -172,7 +179,7 @@ std::string text_of(const RunReport& report) {
             report.call_seconds.size(), ")");
   lines.add("memory", mebibytes(report.planned_bytes), " planned, ", mebibytes(report.peak_bytes),
             " at the peak, per rank");
-  if (report.call_seconds.size() > 1) {
+  if (repeats_anything(report)) {
     lines.add("repeats", report.repeat_bitwise_equal ? "bitwise equal" : "DIFFERENT BITS");
   }
   return lines.str();

@@ -39,6 +39,8 @@ struct RunReport {
   std::vector<std::int64_t> rows_per_expert;
   std::vector<std::int64_t> experts_per_rank;
   std::optional<Comparison> comparison;  ///< empty without a reference
+  bool is_reference_of_another_layer =
+      false;  ///< there is one, but not with the RMSNorm of the run
   bool has_input2 = false;
   std::optional<Comparison> comparison2;  ///< of --input2
   double tolerance = 0.0;

@@ -94,6 +94,33 @@ TEST(RunReport, ToleranceIncludesItsLimit) {
   EXPECT_NE(text_of(report).find("OUTSIDE"), std::string::npos);
 }
 
+bool says(const RunReport& report, const char* words) {
+  return text_of(report).find(words) != std::string::npos;
+}
+
+TEST(RunReport, SaysWhyNothingIsCompared) {
+  RunReport report = sample();
+  report.comparison.reset();
+  EXPECT_TRUE(says(report, "no y_ref in the input"));
+  report.is_reference_of_another_layer = true;
+  EXPECT_FALSE(says(report, "no y_ref in the input"));
+  EXPECT_TRUE(says(report, "not compared: y_ref is of the layer without --rmsnorm"));
+}
+
+// Of one call there is nothing to compare, unless it made several backwards.
+TEST(RunReport, SaysWhetherRepeatsHadTheSameBits) {
+  RunReport report = sample();
+  EXPECT_TRUE(says(report, "bitwise equal"));
+  report.call_seconds = {0.5};
+  report.training = TrainingReport{.num_forwards = 1, .peaks = {}};
+  EXPECT_FALSE(says(report, "repeats"));
+  report.training->num_forwards = 3;
+  EXPECT_TRUE(says(report, "bitwise equal"));
+  report.repeat_bitwise_equal = false;
+  EXPECT_FALSE(says(report, "bitwise equal"));
+  EXPECT_TRUE(says(report, "DIFFERENT BITS"));
+}
+
 TEST(MedianOf, TakesTheMiddle) {
   EXPECT_EQ(median_of({3, 1, 2}), 2.0);
   EXPECT_EQ(median_of({4, 1, 2, 8}), 3.0);
