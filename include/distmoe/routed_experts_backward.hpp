@@ -15,9 +15,9 @@ namespace distmoe {
 /// not computed.
 struct WeightGradient {
   TensorView tensor = {};
-  /// Adds to what is there (FP32: one rounding; BF16: the sum is rounded once); experts without
-  /// rows stay untouched. Otherwise everything is overwritten, with zeros where an expert has no
-  /// rows.
+  /// Adds the FP32 gradient to what is there, in FP32; BF16 rounds that sum to BF16. Experts
+  /// without rows stay untouched. Otherwise everything is overwritten, with zeros where an expert
+  /// has no rows.
   bool accumulates = false;
 };
 
@@ -49,14 +49,20 @@ struct RoutedGradients {
 /// rank, token, k, and x's gradient sums a token's routes in the order of k, both in FP32.
 ///
 /// Collective: every rank runs the backward of the same forward, with destinations of its own. On
-/// success the slot's bytes are free again and `saved` is of no forward. On an error that one of
-/// the ranks' arguments caused nothing is written on any rank and `saved` stays live, so that the
-/// call can be made again; after peer_lost and out_of_memory destinations may be partly written.
+/// success the slot's bytes are free again and `saved` is of no forward. On the CPU, on an error
+/// that one of the ranks' arguments caused nothing is written on any rank and `saved` stays live,
+/// so that the call can be made again; after peer_lost and out_of_memory destinations may be partly
+/// written.
 ///
 /// Throws on every rank invalid_argument where an argument of any rank breaks the contract, among
 /// them a `saved` that had its backward, is not the last live one of its slot, is of another
-/// context or of before a reset(); unsupported on CUDA; peer_mismatch where ranks run backwards of
-/// different forwards; peer_lost, closed.
+/// context or of before a reset(); peer_mismatch where ranks run backwards of different forwards;
+/// peer_lost, closed.
+///
+/// On CUDA only the rank whose host refuses its arguments throws, and its `saved` stays live. The
+/// peers' backward is a failed call: it uses up their `saved`, fills fresh gradients with NaN,
+/// leaves those that are added to as they are, and Context::check() names the rank. The slots then
+/// differ from rank to rank: reset() on every rank before the next saving forward.
 DISTMOE_EXPORT void routed_experts_backward(Context& context, SavedForward&& saved,
                                             const TensorView& dy_TD, const ExpertWeights& weights,
                                             const RoutedGradients& gradients,

@@ -79,10 +79,11 @@ struct RoutingLoad {
 };
 
 /// The steps of a call, in the order in which the sequence takes them. Each is collective in the
-/// sense that every rank takes it. On the CPU publish and route throw what they find
-/// on all ranks; any other exception is of one rank alone, whose context leaves the group. On a
-/// device the host does not wait: steps are enqueued, a failed call computes nothing and its fault
-/// is what check() throws.
+/// sense that every rank takes it. On the CPU publish, route and publish_backward throw what they
+/// find on all ranks; any other exception is of one rank alone, whose context leaves the group. On
+/// a device the host does not wait: steps are enqueued, a failed call computes nothing and its
+/// fault is what check() throws. A backend may do the work of a step in an earlier one where
+/// nothing that a caller sees tells them apart.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -132,11 +133,11 @@ class Backend {
   /// Publishes dy and the scores, gathers a row for every route and forms grad_h3 = bf16(dy *
   /// score) there. Full policy: also the scores' gradients sum_d h3 * dy.
   virtual void dispatch_grad_h3(const BackwardCall& call);
-  /// DGRAD of W2: grad_h2 = W2^T grad_h3.
+  /// DGRAD of W2: grad_h2 = W2^T grad_h3. Lean: W2^T dy, the scores' gradients and grad_h3.
   virtual void w2_dgrad(const BackwardCall& call);
   /// WGRAD of W2: grad_h3 h2^T summed over an expert's rows; and of bias2.
   virtual void w2_wgrad(const BackwardCall& call);
-  /// grad_h1, which takes the place of h2 and grad_h3.
+  /// grad_h1. Where it lies is the backend's choice: what a later step reads outlives it.
   virtual void swiglu_backward(const BackwardCall& call);
   /// WGRAD of W13: grad_h1 x^T summed over an expert's rows; and of bias13.
   virtual void w13_wgrad(const BackwardCall& call);
