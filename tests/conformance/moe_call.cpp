@@ -101,6 +101,31 @@ PackedTensor::PackedTensor(DType dtype, std::vector<std::int64_t> shape,
 
 void PackedTensor::poison() { std::ranges::fill(bytes_, poison_of(view_.dtype)); }
 
+void PackedTensor::move_by_one() {
+  if (bytes_.empty()) return;
+  const auto step = static_cast<std::ptrdiff_t>(size_of(view_.dtype));
+  std::copy_backward(bytes_.begin(), bytes_.end() - step, bytes_.end());
+  std::fill_n(bytes_.begin(), step, poison_of(view_.dtype));
+  view_.data = data() + step;
+}
+
+bool PackedTensor::is_poison_around() const {
+  const auto is_poison = [&](std::byte b) { return b == poison_of(view_.dtype); };
+  const std::ptrdiff_t begin = data() - bytes_.data();
+  if (view_.is_contiguous()) {
+    const auto end = begin + static_cast<std::ptrdiff_t>(view_.num_bytes());
+    return std::all_of(bytes_.begin(), bytes_.begin() + begin, is_poison) &&
+           std::all_of(bytes_.begin() + end, bytes_.end(), is_poison);
+  }
+  std::vector<std::byte> rest = bytes_;
+  const auto size = static_cast<std::int64_t>(size_of(view_.dtype));
+  for_each_index(view_, [&](const auto& index) {
+    std::fill_n(rest.begin() + begin + offset_of(view_, index) * size, size,
+                poison_of(view_.dtype));
+  });
+  return std::ranges::all_of(rest, is_poison);
+}
+
 RankCall::RankCall(const MoeProblem& problem, const CallForm& form, Range tokens, Range experts) {
   const MoeShape& s = problem.shape;
   const std::int64_t d = s.hidden_dim;
@@ -173,18 +198,13 @@ RankCall::RankCall(const MoeProblem& problem, const CallForm& form, Range tokens
 }
 
 std::vector<BF16> RankCall::y_rows() const {
+  EXPECT_TRUE(y.is_poison_around()) << "something was written between or behind the rows of y";
   const TensorView view = y.view();
-  std::vector<BF16> rows(static_cast<std::size_t>(view.num_elements()));
-  std::vector<std::byte> rest = y.bytes();
-  std::size_t next = 0;
+  std::vector<BF16> rows;
+  rows.reserve(static_cast<std::size_t>(view.num_elements()));
   for_each_index(view, [&](const auto& index) {
-    const auto offset = static_cast<std::size_t>(offset_of(view, index)) * sizeof(BF16);
-    std::memcpy(&rows[next++], rest.data() + offset, sizeof(BF16));
-    std::fill_n(rest.begin() + static_cast<std::ptrdiff_t>(offset), sizeof(BF16),
-                poison_of(DType::kBF16));
+    rows.push_back(static_cast<const BF16*>(view.data)[offset_of(view, index)]);
   });
-  EXPECT_TRUE(std::ranges::all_of(rest, [](std::byte b) { return b == poison_of(DType::kBF16); }))
-      << "something was written between or behind the rows of y";
   return rows;
 }
 

@@ -48,6 +48,10 @@ class PackedTensor {
   const std::vector<std::byte>& bytes() const { return bytes_; }
   std::byte* data() const { return static_cast<std::byte*>(view_.data); }
   void poison();
+  /// One element further in the same memory, which has room behind.
+  void move_by_one();
+  /// Whether what lies between and behind the elements is as it was at first.
+  bool is_poison_around() const;
 
  private:
   std::vector<std::byte> bytes_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/moe_gradients.hpp"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -168,6 +170,11 @@ RankGradients::RankGradients(const MoeProblem& problem, const std::vector<BF16>&
   w2_ = {form.wgrad_dtype, {l, d, f}, {}, initial};
   if (!problem.gate_bias.empty()) bias13_ = {form.wgrad_dtype, {l, 2 * f}, {}, initial};
   if (!problem.down_bias.empty()) bias2_ = {form.wgrad_dtype, {l, d}, {}, initial};
+  if (form.is_one_element_off) {
+    for (PackedTensor* tensor : {&dy_, &x_, &scores_, &w13_, &w2_, &bias13_, &bias2_}) {
+      tensor->move_by_one();
+    }
+  }
   for (const PackedTensor* tensor : {&x_, &scores_, &w13_, &w2_, &bias13_, &bias2_}) {
     initial_.push_back(tensor->bytes());
   }
@@ -216,6 +223,10 @@ bool RankGradients::is_of_a_failed_call(BackendKind backend) const {
 }
 
 void RankGradients::copy_to(GradientValues& all) const {
+  for_each_tensor([](const PackedTensor& tensor) {
+    EXPECT_TRUE(tensor.is_poison_around())
+        << "something was written around " << tensor.view().describe();
+  });
   const std::int64_t d = problem_.shape.hidden_dim;
   const std::int64_t f = problem_.shape.intermediate_dim;
   for (std::int64_t token = 0; token < tokens_.size(); ++token) {

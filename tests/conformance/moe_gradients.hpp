@@ -42,6 +42,7 @@ struct BackwardForm {
   ActivationPolicy policy = ActivationPolicy::kFull;
   std::optional<double> slot_factor{};  ///< none recomputes
   CallOptions options{};                ///< of the forward
+  bool is_one_element_off = false;      ///< dy and every destination, so that none is aligned
 };
 
 /// A training configuration for the problem.
@@ -64,7 +65,8 @@ class RankGradients {
   }
   /// The same destinations with other views.
   RoutedGradients destinations(const std::vector<TensorView>& views) const;
-  /// Into the place of this rank in `all`.
+  /// Into the place of this rank in `all`; fails the test where a byte around a tensor's elements
+  /// changed.
   void copy_to(GradientValues& all) const;
   /// Whether every destination still holds what it held at first.
   bool is_untouched() const;
