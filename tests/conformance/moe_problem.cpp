@@ -150,6 +150,13 @@ void add_biases(MoeProblem& problem, std::uint64_t seed) {
       random_floats(count(shape.num_experts, shape.hidden_dim), 1.0, seed, kDownBias);
 }
 
+MoeProblem make_problem_with_biases(const MoeShape& shape, RoutePattern pattern,
+                                    std::uint64_t seed) {
+  MoeProblem problem = make_problem(shape, pattern, seed);
+  add_biases(problem, seed + 1);
+  return problem;
+}
+
 MoeProblem make_exact_problem(const MoeShape& shape, RoutePattern pattern, std::uint64_t seed) {
   MoeProblem problem = make_problem(shape, pattern, seed);
   // An integer in [-limit, limit], 0 more often than not.

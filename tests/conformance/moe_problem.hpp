@@ -63,6 +63,9 @@ void add_biases(MoeProblem& problem, std::uint64_t seed);
 /// Expert e has counts[e] rows, K = 1; of `widths` only D and F count.
 MoeProblem problem_of_counts(const std::vector<int>& counts, const MoeShape& widths,
                              std::uint64_t seed);
+/// Both, with the biases of the next seed.
+MoeProblem make_problem_with_biases(const MoeShape& shape, RoutePattern pattern,
+                                    std::uint64_t seed);
 
 /// A layer in which every product sum is an integer that FP32 holds and every sigmoid is 1, so that
 /// h1, h2 and h3 have the same bits in whatever order sums are taken; scores are as random as

@@ -11,7 +11,6 @@
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_refusal.hpp"
 #include "conformance/moe_runner.hpp"
-#include "distmoe/routed_experts_backward.hpp"
 
 namespace distmoe::conformance {
 namespace {
@@ -36,34 +35,23 @@ MoeProblem problem_of(const MoeCase& moe_case, RoutePattern pattern, std::uint64
   return make_problem(fit(shape, moe_case), pattern, seed);
 }
 
-Config training_config(const MoeProblem& problem, const MoeCase& moe_case,
-                       std::optional<double> slot_factor,
-                       ActivationPolicy policy = ActivationPolicy::kFull) {
-  // Every token may be one rank's.
-  Config config = config_of(problem, moe_case, {}, kTokens * moe_case.ranks);
-  config.inference = false;
+/// Every token may be one rank's.
+Config slots_config(const MoeProblem& problem, const MoeCase& moe_case,
+                    std::optional<double> slot_factor,
+                    ActivationPolicy policy = ActivationPolicy::kFull) {
+  Config config = training_config(problem, moe_case, {.policy = policy, .slot_factor = slot_factor},
+                                  kTokens * moe_case.ranks);
   config.max_moe_layers_per_activation_slot = kLayers;
   config.num_activation_slots = kSlots;
-  config.activation_slot_capacity_factor = slot_factor;
-  config.activation_policy = policy;
   return config;
 }
 
-SavedForward saving_call(Context& context, const RankCall& call) {
-  return call_saving(context, call);
-}
-
-/// With dy = x and no destination.
-void backward_call(Context& context, SavedForward& saved, const RankCall& call) {
-  call_backward(context, std::move(saved), call);
-}
-
 Outcome backward_outcome(Context& context, SavedForward& saved, const RankCall& call) {
-  return outcome_of([&] { backward_call(context, saved, call); });
+  return outcome_of([&] { call_backward(context, std::move(saved), call); });
 }
 
 Outcome saving_outcome(Context& context, const RankCall& call) {
-  return outcome_of([&] { const SavedForward unused = saving_call(context, call); });
+  return outcome_of([&] { const SavedForward unused = call_saving(context, call); });
 }
 
 /// Fails the test where ranks hold different values.
@@ -86,10 +74,10 @@ TEST_P(Saving, GivesTheBitsOfTheForwardWhateverIsKept) {
     for (const ActivationPolicy policy : {ActivationPolicy::kFull, ActivationPolicy::kLean}) {
       for (const std::optional<double> factor : {std::optional<double>(), std::optional(1.0)}) {
         run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-          Context context = make_context(training_config(problem, moe_case, factor, policy),
-                                         moe_case, communicator);
+          Context context =
+              make_context(slots_config(problem, moe_case, factor, policy), moe_case, communicator);
           const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-          const SavedForward saved = saving_call(context, call);
+          const SavedForward saved = call_saving(context, call);
           EXPECT_TRUE(saved.is_live());
           EXPECT_EQ(context.last_call().slot, 0);
           EXPECT_EQ(context.last_call().is_recomputed, !factor);
@@ -108,9 +96,9 @@ TEST_P(Saving, AForwardWithoutABackwardTouchesNoSlot) {
   const std::vector<BF16> expected = run(problem, single_rank_of(moe_case));
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(training_config(problem, moe_case, 1.0), moe_case, communicator);
+    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    const SavedForward saved = saving_call(context, call);
+    const SavedForward saved = call_saving(context, call);
     const RegionPeaks before = context.region_peaks();
     for (int i = 0; i < 5; ++i) {
       call_experts(context, call);
@@ -119,8 +107,8 @@ TEST_P(Saving, AForwardWithoutABackwardTouchesNoSlot) {
     EXPECT_EQ(context.region_peaks().slot_bytes, before.slot_bytes);
     EXPECT_TRUE(saved.is_live());
     // Three fit; the forwards in between took no place.
-    const SavedForward second = saving_call(context, call);
-    const SavedForward third = saving_call(context, call);
+    const SavedForward second = call_saving(context, call);
+    const SavedForward third = call_saving(context, call);
     EXPECT_EQ(third.slot_layer(), 2);
     const auto y = gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
     EXPECT_EQ(first_difference(expected, y, problem.shape.hidden_dim), "");
@@ -137,8 +125,8 @@ class SlotWalk {
         ranks_(moe_case.ranks),
         communicator_(communicator),
         // Room for some layers of the fullest ranks.
-        context_(make_context(training_config(problem, moe_case, 1.2 / (moe_case.ranks + 2)),
-                              moe_case, communicator)),
+        context_(make_context(slots_config(problem, moe_case, 1.2 / (moe_case.ranks + 2)), moe_case,
+                              communicator)),
         random_(seed),
         stacks_(kSlots) {}
 
@@ -190,7 +178,7 @@ class SlotWalk {
   void forward(std::size_t slot) {
     const TokenCounts counts = next_counts();
     const RankCall call = pack_rank(problem_, {}, counts, communicator_->rank());
-    SavedForward saved = saving_call(context_, call);
+    SavedForward saved = call_saving(context_, call);
     EXPECT_EQ(saved.slot(), static_cast<std::int64_t>(slot));
     EXPECT_EQ(saved.slot_layer(), std::ssize(stacks_[slot]));
     stacks_[slot].push_back({std::move(saved), counts});
@@ -209,7 +197,7 @@ class SlotWalk {
   void backward(std::size_t slot) {
     Live& top = stacks_[slot].back();
     const RankCall call = pack_rank(problem_, {}, top.counts, communicator_->rank());
-    backward_call(context_, top.saved, call);
+    call_backward(context_, std::move(top.saved), call);
     EXPECT_FALSE(top.saved.is_live());
     stacks_[slot].pop_back();
   }
@@ -251,7 +239,7 @@ TEST_P(Saving, BalancedRoutingIsSavedWholeWithAFactorOfOne) {
   }
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Config config = training_config(problem, moe_case, 1.0);
+    Config config = slots_config(problem, moe_case, 1.0);
     config.max_tokens = kTokens;
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
@@ -259,7 +247,7 @@ TEST_P(Saving, BalancedRoutingIsSavedWholeWithAFactorOfOne) {
     for (std::int64_t slot = 0; slot < kSlots; ++slot) {
       context.select_activation_slot(slot, kLayers);
       for (std::int64_t layer = 0; layer < kLayers; ++layer) {
-        saved.push_back(saving_call(context, call));
+        saved.push_back(call_saving(context, call));
         EXPECT_FALSE(context.last_call().is_recomputed) << "slot " << slot << ", layer " << layer;
       }
       EXPECT_LE(context.region_peaks().slot_bytes[static_cast<std::size_t>(slot)],
@@ -273,10 +261,10 @@ TEST_P(Saving, AFullSlotIsRefusedOnEveryRankAndChangesNothing) {
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 307);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(training_config(problem, moe_case, 1.0), moe_case, communicator);
+    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     context.select_activation_slot(1, 1);
-    const SavedForward saved = saving_call(context, call);
+    const SavedForward saved = call_saving(context, call);
     const RegionPeaks peaks = context.region_peaks();
     const RankCall refused = pack_rank(problem, {}, counts, communicator->rank());
     expect_error(saving_outcome(context, refused), ErrorCode::kInvalidArgument,
@@ -285,7 +273,7 @@ TEST_P(Saving, AFullSlotIsRefusedOnEveryRankAndChangesNothing) {
     EXPECT_EQ(context.region_peaks().slot_bytes, peaks.slot_bytes);
     EXPECT_TRUE(saved.is_live());
     context.select_activation_slot(0, 1);
-    EXPECT_TRUE(saving_call(context, call).is_live());
+    EXPECT_TRUE(call_saving(context, call).is_live());
   });
 }
 
@@ -294,11 +282,11 @@ TEST_P(Saving, AnUnusedSavedForwardMakesItsSlotNeedAReset) {
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 308);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(training_config(problem, moe_case, 1.0), moe_case, communicator);
+    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    SavedForward bottom = saving_call(context, call);
+    SavedForward bottom = call_saving(context, call);
     {
-      SavedForward top = saving_call(context, call);
+      SavedForward top = call_saving(context, call);
       const SavedForward moved = std::move(top);
       EXPECT_TRUE(moved.is_live());
       EXPECT_FALSE(top.is_live());  // NOLINT(bugprone-use-after-move): what a move leaves
@@ -309,7 +297,7 @@ TEST_P(Saving, AnUnusedSavedForwardMakesItsSlotNeedAReset) {
     // Other slots and forwards without a backward go on.
     call_experts(context, call);
     context.select_activation_slot(2, 1);
-    SavedForward other = saving_call(context, call);
+    SavedForward other = call_saving(context, call);
     context.reset();
     EXPECT_FALSE(bottom.is_live());
     EXPECT_FALSE(other.is_live());
@@ -318,10 +306,10 @@ TEST_P(Saving, AnUnusedSavedForwardMakesItsSlotNeedAReset) {
     expect_error(backward_outcome(context, bottom, call), ErrorCode::kInvalidArgument,
                  {"before a reset()"});
     // What is stale does no harm any more.
-    other = saving_call(context, call);
+    other = call_saving(context, call);
     bottom = {};
     EXPECT_TRUE(other.is_live());
-    backward_call(context, other, call);
+    call_backward(context, std::move(other), call);
   });
 }
 
@@ -332,7 +320,7 @@ TEST_P(Saving, AFailedCallLeavesTheSlotsAsTheyWere) {
   std::ranges::fill(crowded.ids, problem.shape.num_experts - 1);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Config config = training_config(problem, moe_case, 1.0);
+    Config config = slots_config(problem, moe_case, 1.0);
     config.max_tokens = kTokens;
     config.device_scratch_capacity_factor = moe_case.ranks > 1 ? 1.9 : 0.5;
     Context context = make_context(config, moe_case, communicator);
@@ -344,7 +332,7 @@ TEST_P(Saving, AFailedCallLeavesTheSlotsAsTheyWere) {
     if (!contract_of(moe_case).host_waits) return;
     const RankCall none = pack_rank(problem, {}, counts, communicator->rank());
     if (moe_case.ranks == 1) return;  // its plan has half the rows
-    EXPECT_EQ(saving_call(context, none).slot_layer(), 0);
+    EXPECT_EQ(call_saving(context, none).slot_layer(), 0);
   });
 }
 
@@ -357,8 +345,7 @@ TEST_P(SavingTogether, RanksThatSaveInDifferentPlacesAreToldSo) {
       [](Context& context) { context.select_activation_slot(0, kLayers - 1); }};
   for (const auto& differ : differences) {
     run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-      Context context =
-          make_context(training_config(problem, moe_case, 1.0), moe_case, communicator);
+      Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
       const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
       if (communicator->rank() == 1) differ(context);
       expect_error(saving_outcome(context, call), ErrorCode::kPeerMismatch,
@@ -374,11 +361,11 @@ TEST_P(SavingTogether, ASavingAndAPlainForwardDoNotMeet) {
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 311);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(training_config(problem, moe_case, 1.0), moe_case, communicator);
+    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     expect_error(outcome_of([&] {
                    if (communicator->rank() == 0) {
-                     const SavedForward unused = saving_call(context, call);
+                     const SavedForward unused = call_saving(context, call);
                    } else {
                      call_experts(context, call);
                    }
@@ -419,14 +406,14 @@ TEST_P(Saving, WhatCannotSaveSaysWhy) {
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    Config config = training_config(problem, moe_case, std::nullopt);
+    Config config = slots_config(problem, moe_case, std::nullopt);
     config.inference = true;
     Context inference = make_context(config, moe_case, communicator);
     EXPECT_NO_THROW(inference.select_activation_slot(99, 99));
     expect_error(saving_outcome(inference, call), ErrorCode::kInvalidArgument,
                  {"no activation slots", "inference"});
     if (!contract_of(per_rank_case).trains) return;
-    config = training_config(problem, moe_case, 1.0);
+    config = slots_config(problem, moe_case, 1.0);
     config.combine = Combine::kPerRank;
     Context per_rank = make_context(config, moe_case, communicator);
     expect_error(saving_outcome(per_rank, call), ErrorCode::kUnsupported,
@@ -436,7 +423,7 @@ TEST_P(Saving, WhatCannotSaveSaysWhy) {
     config.activation_policy = ActivationPolicy::kLean;
     Context lean = make_context(config, moe_case, communicator);
     const std::vector<BF16> expected = call.y_rows();
-    EXPECT_TRUE(saving_call(lean, call).is_live());
+    EXPECT_TRUE(call_saving(lean, call).is_live());
     EXPECT_EQ(first_difference(expected, call.y_rows(), problem.shape.hidden_dim), "");
   });
 }
@@ -448,9 +435,9 @@ TEST(SavedForwardOfAContext, MayOutliveIt) {
   SavedForward saved;
   EXPECT_FALSE(saved.is_live());
   {
-    Context context = make_context(training_config(problem, one, 1.0), one, nullptr);
-    saved = saving_call(context, call);
-    SavedForward closed = saving_call(context, call);
+    Context context = make_context(slots_config(problem, one, 1.0), one, nullptr);
+    saved = call_saving(context, call);
+    SavedForward closed = call_saving(context, call);
     context.close();
     EXPECT_FALSE(closed.is_live());
     expect_error(outcome_of([&] { context.select_activation_slot(0, 1); }), ErrorCode::kClosed,
@@ -465,11 +452,11 @@ TEST(SavedForwardOfAContext, BelongsToItAlone) {
   const MoeCase one;
   const MoeProblem problem = problem_of(one, RoutePattern::kMixed, 314);
   const RankCall call = pack_rank(problem, {}, {problem.shape.num_tokens}, 0);
-  const Config config = training_config(problem, one, 1.0);
+  const Config config = slots_config(problem, one, 1.0);
   Context context = make_context(config, one, nullptr);
   Context other = make_context(config, one, nullptr);
-  SavedForward bottom = saving_call(context, call);
-  SavedForward top = saving_call(context, call);
+  SavedForward bottom = call_saving(context, call);
+  SavedForward top = call_saving(context, call);
   expect_error(backward_outcome(other, top, call), ErrorCode::kInvalidArgument,
                {"another context"});
   expect_error(backward_outcome(context, bottom, call), ErrorCode::kInvalidArgument,
@@ -477,10 +464,10 @@ TEST(SavedForwardOfAContext, BelongsToItAlone) {
   SavedForward none;
   expect_error(backward_outcome(context, none, call), ErrorCode::kInvalidArgument,
                {"of no forward"});
-  backward_call(context, top, call);
+  call_backward(context, std::move(top), call);
   expect_error(backward_outcome(context, top, call), ErrorCode::kInvalidArgument,
                {"had its backward already"});
-  backward_call(context, bottom, call);
+  call_backward(context, std::move(bottom), call);
 }
 
 }  // namespace
