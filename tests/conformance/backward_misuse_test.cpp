@@ -5,6 +5,8 @@
 // call that follows gives the right gradients.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <vector>
 
@@ -39,8 +41,11 @@ TensorView with_dtype(TensorView view, DType dtype) {
   return view;
 }
 
-/// All misuses for a rank with at least two tokens and experts. D = 10, F = 6, K = 2.
-std::vector<BackwardMisuseCase> misuses() {
+// Misuses for a rank with at least two tokens and experts. D = 10, F = 6, K = 2.
+
+using Misuses = std::vector<BackwardMisuseCase>;
+
+Misuses misuses_of_dy_and_weights() {
   return {
       {"dy of other tokens", [](auto& a) { a.dy.shape[0] += 1; }, {"dy must have shape"}},
       {"dy of another width", [](auto& a) { a.dy.shape[1] = 9; }, {"dy must have shape", "10]"}},
@@ -52,6 +57,11 @@ std::vector<BackwardMisuseCase> misuses() {
        },
        {"dy needs stride 1"}},
       {"other weights", [](auto& a) { a.weights.w2_LDF.shape[2] = 5; }, {"w2 must have shape"}},
+  };
+}
+
+Misuses misuses_of_grad_x_and_scores() {
+  return {
       {"grad_x of another width",
        [](auto& a) { a.gradients.grad_x_TD.shape[1] = 9; },
        {"grad_x must have shape"}},
@@ -69,6 +79,14 @@ std::vector<BackwardMisuseCase> misuses() {
       {"grad_scores with gaps",
        [](auto& a) { a.gradients.grad_scores_TK.strides[0] = 5; },
        {"grad_scores must be contiguous"}},
+      {"grad_x in FP32",
+       [](auto& a) { a.gradients.grad_x_TD = with_dtype(a.gradients.grad_x_TD, DType::kF32); },
+       {"grad_x must be bf16"}},
+  };
+}
+
+Misuses misuses_of_weight_gradients() {
+  return {
       {"grad_w13 of another shape",
        [](auto& a) { a.gradients.grad_w13_L2FD.tensor.shape[1] = 11; },
        {"grad_w13 must have shape", "12, 10]"}},
@@ -96,6 +114,11 @@ std::vector<BackwardMisuseCase> misuses() {
       {"grad_w2 without memory",
        [](auto& a) { a.gradients.grad_w2_LDF.tensor.data = nullptr; },
        {"grad_w2 has a null data pointer"}},
+  };
+}
+
+Misuses misuses_of_places() {
+  return {
       {"one place for both weights",
        [](auto& a) { a.gradients.grad_w2_LDF.tensor.data = a.gradients.grad_w13_L2FD.tensor.data; },
        {"overlap in memory"}},
@@ -152,6 +175,11 @@ std::vector<BackwardMisuseCase> misuses() {
       {"grad_scores in grad_bias13",
        [](auto& a) { a.gradients.grad_scores_TK.data = a.gradients.grad_bias13_L2F.tensor.data; },
        {"grad_scores and grad_bias13 overlap in memory"}},
+  };
+}
+
+Misuses misuses_of_biases() {
+  return {
       {"grad_bias13 of another shape",
        [](auto& a) { a.gradients.grad_bias13_L2F.tensor.shape[1] = 6; },
        {"grad_bias13 must have shape"}},
@@ -170,23 +198,54 @@ std::vector<BackwardMisuseCase> misuses() {
          a.gradients.grad_bias13_L2F = {};
        },
        {"bias13 is not given, but the forward had one"}},
+      {"grad_bias13 with gaps",
+       [](auto& a) { a.gradients.grad_bias13_L2F.tensor.strides[0] += 1; },
+       {"grad_bias13 must be contiguous"}},
+      {"grad_bias13 by columns",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_bias13_L2F.tensor;
+         tensor.strides = {1, tensor.shape[0]};
+       },
+       {"grad_bias13 must be contiguous"}},
+      {"grad_bias13 of integers",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_bias13_L2F.tensor;
+         tensor = with_dtype(tensor, DType::kI32);
+       },
+       {"grad_bias13 must be bf16 or f32"}},
+      {"grad_bias2 with gaps",
+       [](auto& a) { a.gradients.grad_bias2_LD.tensor.strides[0] += 3; },
+       {"grad_bias2 must be contiguous"}},
+      {"grad_bias2 in FP16",
+       [](auto& a) {
+         TensorView& tensor = a.gradients.grad_bias2_LD.tensor;
+         tensor = with_dtype(tensor, DType::kF16);
+       },
+       {"grad_bias2 must be bf16 or f32"}},
   };
 }
 
-MoeProblem biased_problem(const MoeCase& moe_case, std::uint64_t seed) {
-  MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
-                                     .hidden_dim = 10,
-                                     .intermediate_dim = 6,
-                                     .num_experts = 3L * moe_case.ranks,
-                                     .top_k = 2},
-                                    RoutePattern::kDistinct, seed);
-  add_biases(problem, seed + 1);
-  return problem;
+Misuses misuses() {
+  Misuses all;
+  for (const auto& part : {misuses_of_dy_and_weights, misuses_of_grad_x_and_scores,
+                           misuses_of_weight_gradients, misuses_of_places, misuses_of_biases}) {
+    std::ranges::move(part(), std::back_inserter(all));
+  }
+  return all;
+}
+
+MoeProblem problem_of(const MoeCase& moe_case, std::uint64_t seed) {
+  return make_problem_with_biases({.num_tokens = 5L * moe_case.ranks,
+                                   .hidden_dim = 10,
+                                   .intermediate_dim = 6,
+                                   .num_experts = 3L * moe_case.ranks,
+                                   .top_k = 2},
+                                  RoutePattern::kDistinct, seed);
 }
 
 TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
   const MoeCase& moe_case = GetParam();
-  const MoeProblem problem = biased_problem(moe_case, 470);
+  const MoeProblem problem = problem_of(moe_case, 470);
   const std::vector<BF16> dy = make_dy(problem, 472);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
@@ -227,7 +286,7 @@ TEST_P(BackwardMisuse, IsRefusedOnEveryRankAndWritesNothing) {
 /// With a type in the configuration all destinations of weights have it.
 TEST_P(BackwardMisuse, ADestinationOfAnotherTypeThanTheConfigurationsIsRefused) {
   const MoeCase& moe_case = GetParam();
-  const MoeProblem problem = biased_problem(moe_case, 477);
+  const MoeProblem problem = problem_of(moe_case, 477);
   const std::vector<BF16> dy = make_dy(problem, 479);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
@@ -268,87 +327,33 @@ TEST_P(BackwardMisuse, ADestinationOfAnotherTypeThanTheConfigurationsIsRefused) 
   }
 }
 
-/// A forward that cannot have its backward now, on every rank.
-TEST_P(BackwardMisuse, OfTheWrongForwardIsRefused) {
+/// [L, 2, F, D] names two halves, which interleaved weights do not have.
+TEST_P(BackwardMisuse, HalvesOfInterleavedWeightsAreRefused) {
   const MoeCase& moe_case = GetParam();
-  const MoeProblem problem = make_problem({.num_tokens = 5L * moe_case.ranks,
-                                           .hidden_dim = 10,
-                                           .intermediate_dim = 6,
-                                           .num_experts = 5,
-                                           .top_k = 2},
-                                          RoutePattern::kMixed, 473);
-  const std::vector<BF16> dy = make_dy(problem, 474);
+  const MoeProblem problem = problem_of(moe_case, 480);
+  const std::vector<BF16> dy = make_dy(problem, 482);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
-  const GradientValues expected = run_backward(problem, dy, {});
+  const BackwardForm form{.call = {.w13 = W13Form::kInterleaved}};
+  const GradientValues expected = run_backward(problem, dy, {}, form);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Config config = training_config(problem, moe_case, {}, 5);
-    config.max_moe_layers_per_activation_slot = 2;
-    Context context = make_context(config, moe_case, communicator);
-    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    const auto forward = [&] {
-      return saving_routed_experts(context, call.input, call.weights, call.y_view());
-    };
-    const RankGradients gradients(problem, dy, {}, counts, communicator->rank());
-    const auto backward = [&](SavedForward& saved) {
-      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
-                              gradients.destinations());
-    };
-    const auto expect_refused = [&](SavedForward& saved, const std::vector<std::string>& words) {
-      expect_error(outcome_of([&] { backward(saved); }), ErrorCode::kInvalidArgument, words);
-      EXPECT_TRUE(gradients.is_untouched());
-    };
-    SavedForward none;
-    expect_refused(none, {"of no forward"});
-    SavedForward bottom = forward();
-    SavedForward top = forward();
-    expect_refused(bottom, {"is not the last one", "layer 1 waits"});
-    EXPECT_TRUE(bottom.is_live());
-    SavedForward stale = std::move(bottom);
-    context.reset();
-    expect_refused(stale, {"before a reset()"});
-    expect_refused(top, {"before a reset()"});
-    SavedForward fresh = forward();
-    { const SavedForward unused = forward(); }
-    expect_refused(fresh, {"needs reset()"});
-    context.reset();
-    SavedForward last = forward();
-    backward(last);
+    Context context =
+        make_context(training_config(problem, moe_case, form, 5), moe_case, communicator);
+    const RankCall call = pack_rank(problem, form.call, counts, communicator->rank());
+    const RankGradients gradients(problem, dy, form, counts, communicator->rank());
+    SavedForward saved = saving_routed_experts(context, call.input, call.weights, call.y_view());
+    RoutedGradients halves = gradients.destinations();
+    TensorView& grad_w13 = halves.grad_w13_L2FD.tensor;
+    grad_w13 = reshaped(grad_w13, {grad_w13.shape[0], 2, 6, 10});
+    expect_error(outcome_of([&] {
+                   routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights,
+                                           halves);
+                 }),
+                 ErrorCode::kInvalidArgument, {"grad_w13 of shape [L, 2, F, D]", "interleaved"});
+    EXPECT_TRUE(gradients.is_untouched());
+    call_backward(context, std::move(saved), call, gradients);
     GradientValues actual = expected;
     gradients.copy_to(actual);
     EXPECT_EQ(first_difference(expected, actual), "");
-    expect_error(outcome_of([&] { backward(last); }), ErrorCode::kInvalidArgument,
-                 {"had its backward already"});
-    SavedForward after = forward();
-    context.close();
-    expect_error(outcome_of([&] { backward(after); }), ErrorCode::kClosed, {"closed"});
-  });
-}
-
-TEST(BackwardOfOtherForwards, OnOneRankIsAMismatch) {
-  const MoeCase two{.ranks = 2};
-  const MoeProblem problem = make_problem(
-      {.num_tokens = 8, .hidden_dim = 10, .intermediate_dim = 6, .num_experts = 5, .top_k = 2},
-      RoutePattern::kMixed, 475);
-  const std::vector<BF16> dy = make_dy(problem, 476);
-  const TokenCounts counts = even_split(8, 2);
-  run_group(two, [&](const std::shared_ptr<Communicator>& communicator) {
-    Config config = training_config(problem, two, {}, 4);
-    config.num_activation_slots = 2;
-    Context context = make_context(config, two, communicator);
-    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    std::vector<SavedForward> saved;
-    for (const std::int64_t slot : {0, 1}) {
-      context.select_activation_slot(slot, 1);
-      saved.push_back(saving_routed_experts(context, call.input, call.weights, call.y_view()));
-    }
-    const RankGradients gradients(problem, dy, {}, counts, communicator->rank());
-    SavedForward& mine = saved[static_cast<std::size_t>(communicator->rank())];
-    expect_error(outcome_of([&] {
-                   routed_experts_backward(context, std::move(mine), gradients.dy(), call.weights,
-                                           gradients.destinations());
-                 }),
-                 ErrorCode::kPeerMismatch, {"runs the backward of activation slot"});
-    EXPECT_TRUE(gradients.is_untouched());
   });
 }
 
