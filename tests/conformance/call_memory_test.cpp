@@ -8,6 +8,7 @@
 #include <atomic>
 #include <thread>
 
+#include "conformance/moe_gradients.hpp"
 #include "conformance/moe_runner.hpp"
 #include "conformance/process_usage.hpp"
 
@@ -67,6 +68,52 @@ TEST(MemoryOfACall, PeakGrowthStaysWithinThePlanAnd32MiB) {
     });
     const std::int64_t growth = watch.stop();
     EXPECT_LE(growth, planned + (std::int64_t{32} << 20)) << ranks << " ranks";
+    EXPECT_GT(growth, std::int64_t{1} << 20) << "the watch saw nothing";
+  }
+}
+
+/// Steps with saved and with recomputed layers, of both policies and with a norm.
+// reports: A102
+TEST(MemoryOfATrainingStep, PeakGrowthStaysWithinThePlanAnd32MiB) {
+  if (!kSizesMeanSomething) GTEST_SKIP() << "sizes mean nothing under a sanitizer";
+  BackwardForm norm{.slot_factor = 1.0};
+  norm.options.norm = PostExpertNorm{};
+  for (const BackwardForm& form :
+       {BackwardForm{}, BackwardForm{.slot_factor = 1.2},
+        BackwardForm{.policy = ActivationPolicy::kLean, .slot_factor = 1.2}, norm}) {
+    const MoeCase moe_case{.ranks = 2, .num_threads = 2};
+    const MoeProblem problem = make_problem({.num_tokens = 1024,
+                                             .hidden_dim = 256,
+                                             .intermediate_dim = 192,
+                                             .num_experts = 16,
+                                             .top_k = 4},
+                                            RoutePattern::kDistinct, 124);
+    const std::vector<BF16> dy = make_dy(problem, 125);
+    const TokenCounts counts = even_split(1024, moe_case.ranks);
+    Config config = training_config(problem, moe_case, form, counts.back());
+    config.device_scratch_capacity_factor = 1.25;
+    std::vector<RankCall> calls;
+    std::vector<RankGradients> gradients;
+    calls.reserve(2);
+    gradients.reserve(2);
+    for (int rank = 0; rank < moe_case.ranks; ++rank) {
+      calls.push_back(pack_rank(problem, {}, counts, rank));
+      gradients.emplace_back(problem, dy, form, counts, rank);
+    }
+    std::atomic<std::int64_t> planned{0};
+    PeakWatch watch;
+    run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator->rank());
+      Context context = make_context(config, moe_case, communicator);
+      planned += context.memory_plan().allocated_bytes;
+      for (int step = 0; step < 3; ++step) {
+        call_backward(context, call_saving(context, calls[rank], form.options), calls[rank],
+                      gradients[rank]);
+      }
+      EXPECT_EQ(context.allocated_bytes(), context.memory_plan().allocated_bytes);
+    });
+    const std::int64_t growth = watch.stop();
+    EXPECT_LE(growth, planned + (std::int64_t{32} << 20));
     EXPECT_GT(growth, std::int64_t{1} << 20) << "the watch saw nothing";
   }
 }

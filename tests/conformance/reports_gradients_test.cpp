@@ -53,6 +53,29 @@ TEST_P(ReportedGradients, OfExpertsWithoutRowsAreExactlyZero) {
   }
 }
 
+// reports: A10: every pattern of four experts with and without rows.
+TEST_P(ReportedGradients, OfEveryPatternOfExpertsWithoutRowsKeepToTheContract) {
+  for (unsigned pattern = 0; pattern < 16; ++pattern) {
+    std::vector<int> counts;
+    for (unsigned expert = 0; expert < 4; ++expert) {
+      counts.push_back((pattern >> expert & 1U) != 0 ? 8 : 0);
+    }
+    MoeProblem problem = problem_of_counts(counts, kWidths, 520 + pattern);
+    add_biases(problem, 540);
+    const std::vector<BF16> dy = make_dy(problem, 541);
+    const GradientValues actual = run_backward(problem, dy, GetParam());
+    EXPECT_EQ(
+        first_violation(problem, actual, gradient_oracle(problem, dy, Rounding::kContract), 1e-3),
+        "")
+        << "pattern " << pattern;
+    for (std::int64_t expert = 0; expert < 4; ++expert) {
+      const bool is_empty = counts[static_cast<std::size_t>(expert)] == 0;
+      EXPECT_EQ(block_maximum(actual.gate, expert, 16 * 12) == 0.0F, is_empty);
+      EXPECT_EQ(block_maximum(actual.down, expert, 16 * 12) == 0.0F, is_empty);
+    }
+  }
+}
+
 // reports: A01, A02, A114: ranks without tokens, experts or rows take part.
 TEST_P(ReportedGradients, IdleRanksGetZerosOfFullShape) {
   // All tokens are the last rank's and all routes the first expert's.
@@ -71,7 +94,7 @@ TEST_P(ReportedGradients, WithoutAnyTokenAreZeros) {
   EXPECT_EQ(block_maximum(actual.down, 0, std::ssize(actual.down)), 0.0F);
 }
 
-// reports: A111: with accumulation on, the buffer changes by exactly dW; each projection alone.
+// reports: A111: with accumulation on, the buffers of all weights change by exactly dW.
 TEST_P(ReportedGradients, AccumulationAddsExactlyTheGradient) {
   MoeProblem problem = problem_of_counts({7, 0, 5, 3}, kWidths, 486);
   add_biases(problem, 487);
@@ -222,33 +245,6 @@ TEST_P(ReportedGradients, OfBias2AreWeightedByTheScore) {
   const GradientValues actual = run_backward(problem, dy, GetParam());
   for (std::size_t i = 0; i < 8; ++i) EXPECT_EQ(actual.down_bias[i], i < 4 ? 1.5F : 0.0F);
   for (const float value : actual.scores) EXPECT_EQ(value, 8.0F);
-}
-
-// reports: A60, A63: a NaN token reaches the gradients of its own experts and row, no others.
-TEST_P(ReportedGradients, OfANaNTokenStayWithItsRowAndExperts) {
-  MoeProblem problem = problem_of_counts({4, 4, 4}, kWidths, 497);
-  const std::vector<BF16> clean_dy = make_dy(problem, 498);
-  const GradientValues clean = run_backward(problem, clean_dy, GetParam());
-  for (const bool in_x : {true, false}) {
-    MoeProblem poisoned = problem;
-    std::vector<BF16> dy = clean_dy;
-    (in_x ? poisoned.x : dy)[5 * 16 + 3] = BF16{0x7FC0};  // token 5, expert 1
-    for (const std::optional<double> factor : {std::optional<double>(), std::optional(4.0)}) {
-      const GradientValues actual = run_backward(poisoned, dy, GetParam(), {.slot_factor = factor});
-      for (std::size_t token = 0; token < 12; ++token) {
-        const bool is_poisoned = token == 5;
-        EXPECT_EQ(std::isnan(actual.x[token * 16]), is_poisoned) << token;
-        EXPECT_EQ(std::isnan(actual.scores[token]), is_poisoned) << token;
-        if (!is_poisoned) {
-          EXPECT_EQ(actual.x[token * 16], clean.x[token * 16]);
-        }
-      }
-      for (std::int64_t expert = 0; expert < 3; ++expert) {
-        EXPECT_EQ(std::isnan(block_maximum(actual.gate, expert, 16 * 12)), expert == 1);
-        EXPECT_EQ(std::isnan(block_maximum(actual.down, expert, 16 * 12)), expert == 1);
-      }
-    }
-  }
 }
 
 }  // namespace
