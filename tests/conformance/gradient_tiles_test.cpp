@@ -49,6 +49,19 @@ TEST_P(GradientTiles, OfWidthsBeyondEveryTileKeepToTheContract) {
       GetParam(), 700);
 }
 
+TEST_P(GradientTiles, OfInterleavedWeightsBeyondEveryTileHaveTheSameBits) {
+  const MoeProblem problem = make_problem_with_biases(
+      {.num_tokens = 3, .hidden_dim = 24, .intermediate_dim = 600, .num_experts = 2, .top_k = 2},
+      RoutePattern::kDistinct, 702);
+  const std::vector<BF16> dy = make_dy(problem, 704);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    BackwardForm form{.wgrad_dtype = dtype};
+    const GradientValues expected = run_backward(problem, dy, GetParam(), form);
+    form.call.w13 = W13Form::kInterleaved;
+    EXPECT_EQ(first_difference(expected, run_backward(problem, dy, GetParam(), form)), "");
+  }
+}
+
 /// Blocks of products have 512 rows; FP32 operands of WGRAD come 128 rows at a time.
 TEST_P(GradientTiles, OfMoreRowsThanABlockKeepToTheContract) {
   MoeProblem problem = make_problem_with_biases(

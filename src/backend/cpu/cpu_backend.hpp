@@ -148,9 +148,7 @@ class CpuBackend final : public Backend {
   static void store_few_rows_wgrad(const FewRowsWgrad& product, const WgradTile& tile,
                                    const GradientDestination& out, const FirstOf& first_of,
                                    const Workspace& workspace);
-  template <typename PositionOf>
-  void sum_expert_rows(const DenseRows& grads, const GradientDestination& out,
-                       const PositionOf& position_of);
+  void sum_expert_rows(const DenseRows& grads, bool is_interleaved, const GradientDestination& out);
   // grad_reduce.cpp
   void return_score_gradients();
   void write_grad_scores(const BackwardCall& call, bool owner_has_h3);

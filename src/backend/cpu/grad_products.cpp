@@ -241,26 +241,32 @@ void CpuBackend::wgrad_tile(const WgradTile& tile, const WgradOperands& operands
   finish_streamed_stores();
 }
 
-/// out[expert, position_of(column)] = the sum of the expert's rows, one after the other.
-template <typename PositionOf>
-void CpuBackend::sum_expert_rows(const DenseRows& grads, const GradientDestination& out,
-                                 const PositionOf& position_of) {
+/// out[expert] = the sum of the expert's rows, one after the other; interleaved: one element of
+/// each half after the other.
+void CpuBackend::sum_expert_rows(const DenseRows& grads, bool is_interleaved,
+                                 const GradientDestination& out) {
   if (out.data == nullptr) return;
-  const std::int64_t slabs = ceil_div(grads.width, kCpuTileColumns);
+  const std::int64_t halves = is_interleaved ? 2 : 1;
+  const std::int64_t width = grads.width / halves;
+  const std::int64_t step = kCpuTileColumns / halves;
+  const std::int64_t slabs = ceil_div(width, step);
   pool_.run(routing_.num_local_experts() * slabs, [&](std::int64_t task, int worker) {
-    float* sums = workspaces_[static_cast<std::size_t>(worker)].bias;
+    const Workspace& workspace = workspaces_[static_cast<std::size_t>(worker)];
     const std::int64_t expert = task / slabs;
-    const std::int64_t column = task % slabs * kCpuTileColumns;
-    const std::int64_t count = std::min(kCpuTileColumns, grads.width - column);
+    const std::int64_t column = task % slabs * step;
+    const std::int64_t count = std::min(step, width - column);
     const RowRange rows = rows_of_expert(expert);
-    std::fill_n(sums, count, 0.0f);
-    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-      add_scaled(grads.row(row) + column, 1.0f, sums, count);
+    float* sums = workspace.bias;
+    for (std::int64_t half = 0; half < halves; ++half) {
+      std::fill_n(sums, count, 0.0f);
+      for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+        add_scaled(grads.row(row) + half * width + column, 1.0f, sums, count);
+      }
+      for (std::int64_t i = 0; i < count; ++i) workspace.tile[i * halves + half] = sums[i];
     }
-    for (std::int64_t i = 0; i < count; ++i) {
-      store_gradient(out, expert * grads.width + position_of(column + i), 1,
-                     rows.size() > 0 ? sums + i : nullptr);
-    }
+    store_gradient(out, expert * grads.width + column * halves, count * halves,
+                   rows.size() > 0 ? workspace.tile : nullptr);
+    finish_streamed_stores();
   });
 }
 
@@ -279,7 +285,7 @@ void CpuBackend::w2_wgrad(const BackwardCall& call) {
           [&](std::int64_t row) { return tile.expert * num_rows + row; }, worker);
     });
   }
-  sum_expert_rows(grad_h3_, call.grad_bias2_LD, [](std::int64_t column) { return column; });
+  sum_expert_rows(grad_h3_, false, call.grad_bias2_LD);
 }
 
 void CpuBackend::w13_wgrad(const BackwardCall& call) {
@@ -304,8 +310,7 @@ void CpuBackend::w13_wgrad(const BackwardCall& call) {
           worker);
     });
   }
-  sum_expert_rows(grad_h1_, call.grad_bias13_L2F,
-                  [&](std::int64_t column) { return position_of(column / width, column % width); });
+  sum_expert_rows(grad_h1_, is_interleaved, call.grad_bias13_L2F);
 }
 
 }  // namespace distmoe::cpu
