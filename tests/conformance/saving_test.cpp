@@ -379,10 +379,10 @@ TEST_P(Saving, WhatIsDiscardedLeavesTheSlotAsItWas) {
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 315);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(training_config(problem, moe_case, 1.0), moe_case, communicator);
+    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
-    SavedForward bottom = saving_call(context, call);
-    SavedForward top = saving_call(context, call);
+    SavedForward bottom = call_saving(context, call);
+    SavedForward top = call_saving(context, call);
     expect_error(outcome_of([&] { context.discard(std::move(bottom)); }),
                  ErrorCode::kInvalidArgument, {"is not the last one", "stack"});
     for (int repeat = 0; repeat < 2; ++repeat) {
@@ -390,11 +390,11 @@ TEST_P(Saving, WhatIsDiscardedLeavesTheSlotAsItWas) {
       EXPECT_FALSE(top.is_live());  // NOLINT(bugprone-use-after-move): of no forward
       expect_error(outcome_of([&] { context.discard(std::move(top)); }),
                    ErrorCode::kInvalidArgument, {"of no forward"});
-      top = saving_call(context, call);
+      top = call_saving(context, call);
       EXPECT_EQ(top.slot_layer(), 1);
     }
-    backward_call(context, top, call);
-    backward_call(context, bottom, call);
+    call_backward(context, std::move(top), call);
+    call_backward(context, std::move(bottom), call);
   });
 }
 
