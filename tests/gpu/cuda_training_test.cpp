@@ -86,7 +86,11 @@ GradientValues fetched(const MoeProblem& problem, const RankGradients& host,
 /// A call that must succeed.
 GradientValues trained(Context& context, const DeviceCall& call, const MoeProblem& problem,
                        const RankGradients& host, int device) {
-  const DeviceGradients gradients(host, device);
+  // NOTE: cudaFree waits until the device is idle, and a peer on the same device may already wait
+  // there for this rank's next call. So the gradients of a rank live as long as its thread.
+  thread_local std::vector<std::unique_ptr<DeviceGradients>> of_this_rank;
+  of_this_rank.push_back(std::make_unique<DeviceGradients>(host, device));
+  const DeviceGradients& gradients = *of_this_rank.back();
   train(context, call, gradients);
   context.check();
   return fetched(problem, host, gradients);
