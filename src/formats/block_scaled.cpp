@@ -8,12 +8,19 @@
 #include "formats/block_scales.hpp"
 
 namespace distmoe {
+namespace {
 
-DISTMOE_SIMD_CLONES std::uint16_t amax_bits(const BF16* values, std::int64_t count) {
+// NOTE: in here, because the clones of a function with a name outside are exported, hidden
+// visibility or not.
+DISTMOE_SIMD_CLONES std::uint16_t find_amax(const BF16* values, std::int64_t count) {
   std::uint16_t amax = 0;
   for (std::int64_t i = 0; i < count; ++i) amax = std::max(amax, magnitude_bits(values[i]));
   return amax;
 }
+
+}  // namespace
+
+std::uint16_t amax_bits(const BF16* values, std::int64_t count) { return find_amax(values, count); }
 
 float amax_of(const BF16Rows& values) {
   std::uint16_t amax = 0;
