@@ -132,6 +132,7 @@ void ContextImpl::discard(const SavedForward& forward, void* stream) {
     const SlotTicket& ticket = check_backward(forward).ticket();
     backend.discard(ticket, stream);
     slots_->pop(ticket);
+    forward.impl()->finish();
   });
 }
 

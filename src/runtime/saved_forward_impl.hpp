@@ -29,12 +29,12 @@ class SavedForwardImpl {
     ticket_ = ticket;
     shape_ = shape;
   }
-  /// It had its backward: what becomes of it does not touch the slots any more.
+  /// It had its backward, or was discarded: what becomes of it does not touch the slots any more.
   void finish() noexcept { slots_.reset(); }
 
   const SlotTicket& ticket() const { return ticket_; }
   const SavedShape& shape() const { return shape_; }
-  /// Of the context; null once that is closed, or the forward had its backward.
+  /// Of the context; null once that is closed, and of a forward that is finished.
   std::shared_ptr<SlotLedger> slots() const { return slots_.lock(); }
 
  private:
