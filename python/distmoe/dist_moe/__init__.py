@@ -5,40 +5,7 @@ A program that was written against dist_moe changes its import and runs on Hoppe
 docs/python.md says what differs.
 """
 
-from distmoe.dist_moe.api import (
-    Bf16GroupedGemmPreset,
-    BlockScaledConfig,
-    BlockScaledFormat,
-    BlockScaledKernelConfig,
-    Config,
-    Context,
-    ExecutionOptions,
-    MemoryPlan,
-    PreparedWeight,
-    RMSNormPostprocess,
-    VmmConfig,
-    create_context,
-    plan_memory,
-    prepare_block_scaled_weight,
-    routed_experts,
-    supports_fused_post_expert_rmsnorm,
-)
+from distmoe.dist_moe import api
+from distmoe.dist_moe.api import *  # noqa: F403
 
-__all__ = [
-    "Bf16GroupedGemmPreset",
-    "BlockScaledConfig",
-    "BlockScaledFormat",
-    "BlockScaledKernelConfig",
-    "Config",
-    "Context",
-    "ExecutionOptions",
-    "MemoryPlan",
-    "PreparedWeight",
-    "RMSNormPostprocess",
-    "VmmConfig",
-    "create_context",
-    "plan_memory",
-    "prepare_block_scaled_weight",
-    "routed_experts",
-    "supports_fused_post_expert_rmsnorm",
-]
+__all__ = api.__all__

@@ -9,7 +9,7 @@ import torch
 
 from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.options import ExecutionOptions
-from distmoe.eager import EagerCall
+from distmoe.torch.eager import EagerCall
 
 NAMES = ("w2", "w13")  # the order in which programs get gradients
 

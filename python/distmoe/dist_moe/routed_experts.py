@@ -15,7 +15,7 @@ from distmoe.dist_moe.hooks import HookedCall
 from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.norm import core_norm, output_gradient
 from distmoe.dist_moe.options import ExecutionOptions
-from distmoe.eager import EagerCall, SavingExperts, needs_backward, run
+from distmoe.torch.eager import EagerCall, SavingExperts, needs_backward, run
 
 
 def routed_experts(

@@ -18,8 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import distmoe
 from distmoe.torch import operators
 from distmoe.torch.context import Context
-
-WEIGHTS = ("w13", "w2", "bias13", "bias2")
+from distmoe.torch.eager import WEIGHT_NAMES
 
 # What was taken away from a parameter, with the backward (its graph task) that did it: a second
 # layer of the same parameter adds to it too, in the same backward.
@@ -29,7 +28,7 @@ _taken: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 def owners_of(weights: Sequence[Tensor | None]) -> list[weakref.ref | None]:
     """The parameters that hold the gradients of `weights`: these, or what they are views of."""
     owners: list[weakref.ref | None] = []
-    for name, weight in zip(WEIGHTS, weights, strict=True):
+    for name, weight in zip(WEIGHT_NAMES, weights, strict=True):
         if weight is None or not weight.requires_grad:
             owners.append(None)
             continue
@@ -72,7 +71,7 @@ def accumulate(
     places = operators.gradient_places(dy, weights, scores_dtype, needs, own)
     added: dict[str, tuple[Tensor, Tensor]] = {}  # parameter and memory by name
     for index, (name, weight, owner_ref) in enumerate(
-        zip(WEIGHTS, weights, owners, strict=True), start=2
+        zip(WEIGHT_NAMES, weights, owners, strict=True), start=2
     ):
         if places[index] is None or weight is None or owner_ref is None:
             continue
@@ -84,7 +83,7 @@ def accumulate(
             places[index] = memory.detach().view(weight.shape)
             added[name] = (owner, memory)
     operators.run_backward(own, saved, dy, weights, places, tuple(added))
-    for index, name in enumerate(WEIGHTS, start=2):
+    for index, name in enumerate(WEIGHT_NAMES, start=2):
         if name not in added:
             continue
         owner, memory = added[name]

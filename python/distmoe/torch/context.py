@@ -17,6 +17,11 @@ _numbers = itertools.count(1)
 _contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
 
 
+def wgrad_dtype_of(config: distmoe.Config) -> torch.dtype | None:
+    """Of weights' gradients; None: that of the weight."""
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}.get(config.wgrad_dtype or "")
+
+
 class Context:
     """A distmoe.Context for PyTorch's operators; made by `create_context`.
 
@@ -30,10 +35,7 @@ class Context:
         self.device = device
         self.config = cast(distmoe.Config, core.config)
         self.inference = self.config.inference
-        # Of weights' gradients; None: that of the weight.
-        self.wgrad_dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}.get(
-            self.config.wgrad_dtype or ""
-        )
+        self.wgrad_dtype = wgrad_dtype_of(self.config)
         self.num_local_experts = core.num_local_experts
         self.first_expert = core.first_expert
         self.number = next(_numbers)

@@ -17,8 +17,8 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import distmoe
 from distmoe import _core
-from distmoe.eager import needs_backward, stream_of
 from distmoe.torch.context import Context, context_of
+from distmoe.torch.eager import WEIGHT_NAMES, needs_backward, stream_of
 
 _library = torch.library.Library("distmoe", "DEF")
 
@@ -40,7 +40,7 @@ _library.define(
     tags=_EXACT_STRIDES,
 )
 
-GRADIENT_NAMES = ("x", "scores", "w13", "w2", "bias13", "bias2")
+GRADIENT_NAMES = ("x", "scores", *WEIGHT_NAMES)
 
 
 def _norm(eps: float, uses_kahan: bool) -> distmoe.PostExpertNorm | None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 from torch import Tensor
 
 import distmoe
-from distmoe.eager import needs_backward
 from distmoe.torch import autograd, operators  # noqa: F401  autograd registers itself
 from distmoe.torch.context import Context
+from distmoe.torch.eager import needs_backward
 
 
 def _refuse(tensors: dict[str, Tensor | None]) -> None:

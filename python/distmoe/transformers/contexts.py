@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 import distmoe
-from distmoe.eager import EagerCall
+from distmoe.torch.eager import EagerCall
 from distmoe.transformers.gate import Gate
 
 

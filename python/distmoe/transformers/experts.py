@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import torch
 
-from distmoe.eager import SavingExperts, needs_backward, run
 from distmoe.errors import InvalidArgumentError, UnsupportedError
+from distmoe.torch.eager import SavingExperts, needs_backward, run
 from distmoe.transformers.contexts import ContextPool, ExpertsOptions, Geometry
 from distmoe.transformers.gate import gate_of
 from distmoe.transformers.prepared import prepared_weights

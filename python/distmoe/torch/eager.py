@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 import distmoe
+from distmoe.torch.context import wgrad_dtype_of
 
 WEIGHT_NAMES = ("w13", "w2", "bias13", "bias2")
 
@@ -45,7 +46,7 @@ class EagerCall:
 
     def wgrad_dtype(self, weight: torch.Tensor) -> torch.dtype:
         """Of the gradient of `weight` where nothing else says it."""
-        return _DTYPE_OF.get(self.context.config.wgrad_dtype, weight.dtype)
+        return wgrad_dtype_of(self.context.config) or weight.dtype
 
     def deliver(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The gradients that autograd gets."""
@@ -53,9 +54,6 @@ class EagerCall:
 
     def finish(self) -> None:
         """The backward is done."""
-
-
-_DTYPE_OF = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def run(
