@@ -11,6 +11,7 @@
 
 #include "formats/bf16.hpp"
 #include "formats/block_encoders.hpp"
+#include "formats/block_scaled.hpp"
 
 namespace distmoe {
 
@@ -43,6 +44,17 @@ void for_each_run(const BlockEncoders& encoders, const BF16* values, std::int64_
           BF16{amax_bits(values + begin + run.num_whole_blocks * Block, run.num_rest)};
     }
     visit(run);
+  }
+}
+
+/// Codes and scales 0 for the rows of padding behind those in memory.
+template <typename Code, typename Scale>
+void zero_padding_rows(const BF16Rows& values, const BlockScaledView<Code, Scale>& out,
+                       std::int64_t codes_per_row, std::int64_t scales_per_row) {
+  for (std::int64_t i = 0; i < values.num_padding_rows; ++i) {
+    const std::int64_t row = values.num_rows + i;
+    std::fill_n(out.codes + row * out.code_stride, codes_per_row, Code{0});
+    std::fill_n(out.scales + row * out.scale_stride, scales_per_row, Scale{0});
   }
 }
 

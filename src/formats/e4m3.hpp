@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "formats/bit_cast.hpp"
+#include "formats/fp8.hpp"
 #include "formats/host_device.hpp"
 
 namespace distmoe {
@@ -24,11 +25,7 @@ DISTMOE_HOST_DEVICE constexpr float to_float(E4M3 value) {
   const std::uint32_t sign = static_cast<std::uint32_t>(value.bits & 0x80u) << 24;
   const std::uint32_t magnitude = value.bits & 0x7Fu;
   if (magnitude == 0x7Fu) return bit_cast<float>(sign | 0x7FC00000u);
-  if (magnitude < 8) {
-    const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
-    return bit_cast<float>(sign | bit_cast<std::uint32_t>(subnormal));
-  }
-  return bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
+  return bit_cast<float>(sign | bit_cast<std::uint32_t>(Fp8<3, 7>::magnitude_of(magnitude)));
 }
 
 /// Round to nearest, ties to even, saturating: everything beyond 448, infinities included, becomes
@@ -42,13 +39,8 @@ DISTMOE_HOST_DEVICE constexpr E4M3 to_e4m3(float value) {
     code = 0x7Fu;
   } else if (magnitude >= bit_cast<std::uint32_t>(kE4M3Max)) {
     code = 0x7Eu;
-  } else if (magnitude >= bit_cast<std::uint32_t>(0x1p-6f)) {
-    const std::uint32_t rounded = magnitude + 0x7FFFFu + ((magnitude >> 20) & 1u);
-    code = (rounded >> 20) - (120u << 3);
   } else {
-    // The last place of 2^14 is 2^-9, the spacing of the subnormals: the addition rounds to it.
-    const float shifted = bit_cast<float>(magnitude) + 0x1p14f;
-    code = bit_cast<std::uint32_t>(shifted) - bit_cast<std::uint32_t>(0x1p14f);
+    code = Fp8<3, 7>::code_of(magnitude);
   }
   return E4M3{static_cast<std::uint8_t>(sign | code)};
 }

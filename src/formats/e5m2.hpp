@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "formats/bit_cast.hpp"
+#include "formats/fp8.hpp"
 #include "formats/host_device.hpp"
 
 namespace distmoe {
@@ -25,11 +26,7 @@ DISTMOE_HOST_DEVICE constexpr float to_float(E5M2 value) {
   const std::uint32_t magnitude = value.bits & 0x7Fu;
   if (magnitude > 0x7Cu) return bit_cast<float>(sign | 0x7FC00000u);
   if (magnitude == 0x7Cu) return bit_cast<float>(sign | 0x7F800000u);
-  if (magnitude < 4) {
-    const float subnormal = static_cast<float>(magnitude) * 0x1p-16f;
-    return bit_cast<float>(sign | bit_cast<std::uint32_t>(subnormal));
-  }
-  return bit_cast<float>(sign | ((magnitude << 21) + (112u << 23)));
+  return bit_cast<float>(sign | bit_cast<std::uint32_t>(Fp8<2, 15>::magnitude_of(magnitude)));
 }
 
 /// Round to nearest, ties to even, saturating: everything beyond 57344, infinities included,
@@ -43,13 +40,8 @@ DISTMOE_HOST_DEVICE constexpr E5M2 to_e5m2(float value) {
     code = 0x7Fu;
   } else if (magnitude >= bit_cast<std::uint32_t>(kE5M2Max)) {
     code = 0x7Bu;
-  } else if (magnitude >= bit_cast<std::uint32_t>(0x1p-14f)) {
-    const std::uint32_t rounded = magnitude + 0xFFFFFu + ((magnitude >> 21) & 1u);
-    code = (rounded >> 21) - (112u << 2);
   } else {
-    // The last place of 2^7 is 2^-16, the spacing of the subnormals: the addition rounds to it.
-    const float shifted = bit_cast<float>(magnitude) + 0x1p7f;
-    code = bit_cast<std::uint32_t>(shifted) - bit_cast<std::uint32_t>(0x1p7f);
+    code = Fp8<2, 15>::code_of(magnitude);
   }
   return E5M2{static_cast<std::uint8_t>(sign | code)};
 }

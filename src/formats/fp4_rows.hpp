@@ -50,4 +50,30 @@ void decode_fp4_row(const std::uint8_t* bytes, const Scale* scales, std::int64_t
   }
 }
 
+/// `decode_blocks(codes, num_blocks, scales, out)` takes the whole blocks of a row.
+template <std::int64_t Block, typename Scale, typename DecodeBlocks>
+void decode_fp4_rows(const BlockScaledView<const std::uint8_t, const Scale>& view,
+                     DecodeBlocks decode_blocks, const DecodedRows<BF16>& out) {
+  const std::int64_t num_blocks = out.num_cols / Block;
+  const std::int64_t whole = num_blocks * Block;
+  for (std::int64_t row = 0; row < out.num_rows; ++row) {
+    const std::uint8_t* codes = view.codes + row * view.code_stride;
+    const Scale* scales = view.scales + row * view.scale_stride;
+    BF16* values = out.data + row * out.row_stride;
+    decode_blocks(codes, num_blocks, scales, values);
+    decode_fp4_row<Block>(codes + whole / 2, scales + num_blocks, out.num_cols - whole,
+                          values + whole);
+  }
+}
+
+template <std::int64_t Block, typename Scale>
+void decode_fp4_rows(const BlockScaledView<const std::uint8_t, const Scale>& view,
+                     const DecodedRows<double>& out) {
+  for (std::int64_t row = 0; row < out.num_rows; ++row) {
+    decode_fp4_row<Block>(view.codes + row * view.code_stride,
+                          view.scales + row * view.scale_stride, out.num_cols,
+                          out.data + row * out.row_stride);
+  }
+}
+
 }  // namespace distmoe

@@ -52,33 +52,14 @@ void quantise_mxfp4(const BF16Rows& values, const Mxfp4View& out) {
     quantise_row(encoders, values.data + row * values.row_stride, values.num_cols,
                  out.codes + row * out.code_stride, out.scales + row * out.scale_stride);
   }
-  for (std::int64_t i = 0; i < values.num_padding_rows; ++i) {
-    const std::int64_t row = values.num_rows + i;
-    std::fill_n(out.codes + row * out.code_stride, ceil_div(values.num_cols, 2), std::uint8_t{0});
-    std::fill_n(out.scales + row * out.scale_stride, ceil_div(values.num_cols, kBlock), E8M0{0});
-  }
+  zero_padding_rows(values, out, ceil_div(values.num_cols, 2), ceil_div(values.num_cols, kBlock));
 }
 
 void decode_mxfp4(const ConstMxfp4View& view, const DecodedRows<BF16>& out) {
-  const BlockDecoders& decoders = block_decoders();
-  const std::int64_t num_blocks = out.num_cols / kBlock;
-  const std::int64_t whole = num_blocks * kBlock;
-  for (std::int64_t row = 0; row < out.num_rows; ++row) {
-    const auto* codes = view.codes + row * view.code_stride;
-    const auto* scales = view.scales + row * view.scale_stride;
-    BF16* values = out.data + row * out.row_stride;
-    decoders.mxfp4_blocks(codes, num_blocks, scales, values);
-    decode_fp4_row<kBlock>(codes + whole / 2, scales + num_blocks, out.num_cols - whole,
-                           values + whole);
-  }
+  decode_fp4_rows<kBlock>(view, block_decoders().mxfp4_blocks, out);
 }
-
 void decode_mxfp4(const ConstMxfp4View& view, const DecodedRows<double>& out) {
-  for (std::int64_t row = 0; row < out.num_rows; ++row) {
-    decode_fp4_row<kBlock>(view.codes + row * view.code_stride,
-                           view.scales + row * view.scale_stride, out.num_cols,
-                           out.data + row * out.row_stride);
-  }
+  decode_fp4_rows<kBlock>(view, out);
 }
 
 }  // namespace distmoe

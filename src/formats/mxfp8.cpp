@@ -159,11 +159,7 @@ void quantise_mxfp8_rows(const BF16Rows& values, const Mxfp8View& out) {
     quantise_row(encoders, values.data + row * values.row_stride, values.num_cols,
                  out.codes + row * out.code_stride, out.scales + row * out.scale_stride);
   }
-  for (std::int64_t i = 0; i < values.num_padding_rows; ++i) {
-    const std::int64_t row = values.num_rows + i;
-    std::fill_n(out.codes + row * out.code_stride, values.num_cols, E4M3{0});
-    std::fill_n(out.scales + row * out.scale_stride, ceil_div(values.num_cols, kBlock), E8M0{0});
-  }
+  zero_padding_rows(values, out, values.num_cols, ceil_div(values.num_cols, kBlock));
 }
 
 void quantise_mxfp8_columns(const BF16Rows& values, const Mxfp8View& out) {

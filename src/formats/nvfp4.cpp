@@ -99,25 +99,10 @@ float quantise_nvfp4_expert(const BF16Rows& values, float expert_amax, const Nvf
 }
 
 void decode_nvfp4(const ConstNvfp4View& view, const DecodedRows<BF16>& out) {
-  const BlockDecoders& decoders = block_decoders();
-  const std::int64_t num_blocks = out.num_cols / kBlock;
-  const std::int64_t whole = num_blocks * kBlock;
-  for (std::int64_t row = 0; row < out.num_rows; ++row) {
-    const auto* codes = view.codes + row * view.code_stride;
-    const auto* scales = view.scales + row * view.scale_stride;
-    BF16* values = out.data + row * out.row_stride;
-    decoders.nvfp4_blocks(codes, num_blocks, scales, values);
-    decode_fp4_row<kBlock>(codes + whole / 2, scales + num_blocks, out.num_cols - whole,
-                           values + whole);
-  }
+  decode_fp4_rows<kBlock>(view, block_decoders().nvfp4_blocks, out);
 }
-
 void decode_nvfp4(const ConstNvfp4View& view, const DecodedRows<double>& out) {
-  for (std::int64_t row = 0; row < out.num_rows; ++row) {
-    decode_fp4_row<kBlock>(view.codes + row * view.code_stride,
-                           view.scales + row * view.scale_stride, out.num_cols,
-                           out.data + row * out.row_stride);
-  }
+  decode_fp4_rows<kBlock>(view, out);
 }
 
 Nvfp4Rows nvfp4_rows_region(std::byte* region, std::int64_t num_rows, std::int64_t num_cols) {
