@@ -4,10 +4,10 @@
 // scores.
 #include "backend/cuda/kernels/first_fault.cuh"
 #include "backend/cuda/kernels/grad_reduce.hpp"
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/row_dot.cuh"
 #include "backend/cuda/kernels/weighted_row.cuh"
-#include "backend/cuda/select/launch_shapes.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -89,10 +89,7 @@ cudaError_t launch_grad_reduce(const GradReduceArgs& args, cudaStream_t stream) 
   if (args.num_tokens > 0) {
     reduce_gradients<<<static_cast<unsigned>(args.num_tokens), kThreads, 0, stream>>>(args);
   }
-  constexpr LaunchShape kSingle = kSingleThreadLaunch;
-  keep_backward_fault<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(
-      args.state, args.frame);
-  return cudaGetLastError();
+  return launch_single(keep_backward_fault, stream, args.state, args.frame);
 }
 
 }  // namespace distmoe::cuda

@@ -3,9 +3,9 @@
 // A thread eight columns of gate and up of a row at a time.
 #include "backend/cuda/kernels/h1_rows.hpp"
 
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/weighted_row.cuh"
-#include "backend/cuda/select/launch_shapes.hpp"
 #include "backend/cuda/tile/tile_epilogue.cuh"
 
 namespace distmoe::cuda {
@@ -90,13 +90,6 @@ __global__ void write_clip(const __grid_constant__ ClipArgs args) {
   }
 }
 
-template <typename Kernel>
-cudaError_t launch_single(Kernel kernel, const ClipArgs& args, cudaStream_t stream) {
-  constexpr LaunchShape kSingle = kSingleThreadLaunch;
-  kernel<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t prepare_h1_rows() {
@@ -113,7 +106,7 @@ cudaError_t launch_restore_h2(const RestoreH2Args& args, int num_blocks, cudaStr
 }
 
 cudaError_t launch_begin_clip(const ClipArgs& args, cudaStream_t stream) {
-  return launch_single(begin_clip, args, stream);
+  return launch_single(begin_clip, stream, args);
 }
 
 cudaError_t launch_count_clipped(const ClipArgs& args, int num_blocks, cudaStream_t stream) {
@@ -122,7 +115,7 @@ cudaError_t launch_count_clipped(const ClipArgs& args, int num_blocks, cudaStrea
 }
 
 cudaError_t launch_write_clip(const ClipArgs& args, cudaStream_t stream) {
-  return launch_single(write_clip, args, stream);
+  return launch_single(write_clip, stream, args);
 }
 
 }  // namespace distmoe::cuda

@@ -25,4 +25,13 @@ cudaError_t launch_early(void (*kernel)(Parameters...), const LaunchShape& shape
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
+/// One thread, after the kernel before it.
+template <typename... Parameters>
+cudaError_t launch_single(void (*kernel)(Parameters...), cudaStream_t stream,
+                          const Parameters&... arguments) {
+  constexpr LaunchShape kSingle = kSingleThreadLaunch;
+  kernel<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(arguments...);
+  return cudaGetLastError();
+}
+
 }  // namespace distmoe::cuda

@@ -2,8 +2,8 @@
 #include "backend/cuda/kernels/slots.hpp"
 
 #include "backend/cuda/kernels/begin_call.cuh"
+#include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
-#include "backend/cuda/select/launch_shapes.hpp"
 #include "plan/scratch_layout.hpp"
 
 namespace distmoe::cuda {
@@ -69,13 +69,6 @@ __global__ void pop_slot_layer(const __grid_constant__ SlotArgs args) {
   pop_layer(args.limits, *args.layer, args.saved_before_P, args.slot);
 }
 
-template <typename Kernel>
-cudaError_t launch_single(Kernel kernel, const SlotArgs& args, cudaStream_t stream) {
-  constexpr LaunchShape kSingle = kSingleThreadLaunch;
-  kernel<<<kSingle.blocks, kSingle.threads, kSingle.shared_bytes, stream>>>(args);
-  return cudaGetLastError();
-}
-
 }  // namespace
 
 cudaError_t prepare_slots() {
@@ -83,15 +76,15 @@ cudaError_t prepare_slots() {
 }
 
 cudaError_t launch_push_layer(const SlotArgs& args, cudaStream_t stream) {
-  return launch_single(push_slot_layer, args, stream);
+  return launch_single(push_slot_layer, stream, args);
 }
 
 cudaError_t launch_begin_backward(const SlotArgs& args, cudaStream_t stream) {
-  return launch_single(begin_backward, args, stream);
+  return launch_single(begin_backward, stream, args);
 }
 
 cudaError_t launch_pop_layer(const SlotArgs& args, cudaStream_t stream) {
-  return launch_single(pop_slot_layer, args, stream);
+  return launch_single(pop_slot_layer, stream, args);
 }
 
 }  // namespace distmoe::cuda
