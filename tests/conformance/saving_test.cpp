@@ -5,6 +5,7 @@
 // with a slot is an error on every rank that changes nothing.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <random>
 
 #include "conformance/moe_gradients.hpp"
@@ -44,6 +45,16 @@ Config slots_config(const MoeProblem& problem, const MoeCase& moe_case,
   config.max_moe_layers_per_activation_slot = kLayers;
   config.num_activation_slots = kSlots;
   return config;
+}
+
+/// A context with slots for all that a rank may get, and the rank's share of the problem.
+void on_every_rank(const MoeCase& moe_case, const MoeProblem& problem,
+                   const std::function<void(Context& context, const RankCall& call)>& body) {
+  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
+    body(context, pack_rank(problem, {}, counts, communicator->rank()));
+  });
 }
 
 Outcome backward_outcome(Context& context, SavedForward& saved, const RankCall& call) {
@@ -280,10 +291,7 @@ TEST_P(Saving, AFullSlotIsRefusedOnEveryRankAndChangesNothing) {
 TEST_P(Saving, AnUnusedSavedForwardMakesItsSlotNeedAReset) {
   const MoeCase& moe_case = GetParam();
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 308);
-  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
-  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
-    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+  on_every_rank(moe_case, problem, [&](Context& context, const RankCall& call) {
     SavedForward bottom = call_saving(context, call);
     {
       SavedForward top = call_saving(context, call);
@@ -377,10 +385,7 @@ TEST_P(SavingTogether, ASavingAndAPlainForwardDoNotMeet) {
 TEST_P(Saving, WhatIsDiscardedLeavesTheSlotAsItWas) {
   const MoeCase& moe_case = GetParam();
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 315);
-  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
-  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
-    Context context = make_context(slots_config(problem, moe_case, 1.0), moe_case, communicator);
-    const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
+  on_every_rank(moe_case, problem, [&](Context& context, const RankCall& call) {
     SavedForward bottom = call_saving(context, call);
     SavedForward top = call_saving(context, call);
     expect_error(outcome_of([&] { context.discard(std::move(bottom)); }),

@@ -83,12 +83,22 @@ GradientValues fetched(const MoeProblem& problem, const RankGradients& host,
   return values;
 }
 
+/// What a rank trains.
+struct Training {
+  const MoeProblem& problem;
+  const std::vector<BF16>& dy;
+  const BackwardForm& form;
+  const GpuRun& run;
+};
+
 /// A call that must succeed.
-GradientValues trained(Context& context, const DeviceCall& call, const MoeProblem& problem,
-                       const RankGradients& host, int device) {
+GradientValues trained(Context& context, const DeviceCall& call, const Training& training) {
+  const auto& [problem, dy, form, run] = training;
+  const RankGradients host(problem, dy, form, run.counts, context.rank());
   // NOTE: cudaFree waits until the device is idle, and a peer on the same device may already wait
   // there for this rank's next call. So the gradients of a rank live as long as its thread.
   thread_local std::vector<std::unique_ptr<DeviceGradients>> of_this_rank;
+  const int device = run.devices[static_cast<std::size_t>(context.rank())];
   of_this_rank.push_back(std::make_unique<DeviceGradients>(host, device));
   const DeviceGradients& gradients = *of_this_rank.back();
   train(context, call, gradients);
@@ -159,11 +169,7 @@ TEST_P(CudaTraining, TheBackwardOfAFailedForwardFailsAndAddsNothing) {
     const GpuRun run = training_run(devices, form);
     on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
       const int device = devices[static_cast<std::size_t>(context.rank())];
-      const auto well_trained = [&] {
-        return trained(context, call, problem,
-                       RankGradients(problem, dy, form, run.counts, context.rank()), device);
-      };
-      const GradientValues good = well_trained();
+      const GradientValues good = trained(context, call, {problem, dy, form, run});
 
       const RankGradients bad_host(bad, dy, form, run.counts, context.rank());
       const DeviceGradients bad_gradients(bad_host, device);
@@ -193,7 +199,9 @@ TEST_P(CudaTraining, TheBackwardOfAFailedForwardFailsAndAddsNothing) {
         }
       }
 
-      EXPECT_EQ(conformance::first_difference(good, well_trained()), "");
+      EXPECT_EQ(
+          conformance::first_difference(good, trained(context, call, {problem, dy, form, run})),
+          "");
     });
   }
 }
@@ -208,11 +216,7 @@ TEST_P(CudaTraining, ABackwardThatOneHostRefusesFailsOnAllAndAfterAResetAllIsWel
   const GpuRun run = training_run(devices, form);
   on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
     const int device = devices[static_cast<std::size_t>(context.rank())];
-    const auto well_trained = [&] {
-      return trained(context, call, problem,
-                     RankGradients(problem, dy, form, run.counts, context.rank()), device);
-    };
-    const GradientValues good = well_trained();
+    const GradientValues good = trained(context, call, {problem, dy, form, run});
 
     const RankGradients refused_host(problem, dy, form, run.counts, context.rank());
     const DeviceGradients refused(refused_host, device);
@@ -237,7 +241,8 @@ TEST_P(CudaTraining, ABackwardThatOneHostRefusesFailsOnAllAndAfterAResetAllIsWel
 
     saved = {};
     context.reset();
-    EXPECT_EQ(conformance::first_difference(good, well_trained()), "");
+    EXPECT_EQ(conformance::first_difference(good, trained(context, call, {problem, dy, form, run})),
+              "");
   });
 }
 
