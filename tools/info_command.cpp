@@ -2,20 +2,14 @@
 //
 // `distmoe info`: what this build has, what runs here and why not, and what can be set.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "backend/backend.hpp"
-#include "backend/cpu/matmul.hpp"
-#include "backend/cuda/device.hpp"
-#include "comm/mpi_engine.hpp"
-#include "comm/nccl_engine.hpp"
-#include "core/check.hpp"
 #include "core/environment.hpp"
 #include "distmoe/version.hpp"
+#include "installation.hpp"
 #include "machine.hpp"
 #include "standard_output.hpp"
 #include "subcommand.hpp"
@@ -25,71 +19,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-#if defined(DISTMOE_WITH_MPI)
-constexpr bool kIsMpiCompiled = true;
-#else
-constexpr bool kIsMpiCompiled = false;
-#endif
-
 constexpr const char* kFooter =
     "Examples:\n"
     "  distmoe info\n"
     "  distmoe info --json\n";
-
-/// A backend or an engine.
-struct Component {
-  const char* name;
-  bool is_compiled = false;
-  bool runs_here = false;
-  std::string detail;  ///< how it runs, or why it does not
-};
-
-std::vector<Component> backends() {
-  const std::string problem = cuda::why_unavailable();
-  return {{"cpu", true, true, cpu::describe_matmul()},
-          {"cuda", cuda::kIsCompiled, problem.empty(),
-           problem.empty() ? concat(cuda::device_count(), " device(s) of compute capability 9.0")
-                           : problem}};
-}
-
-Component mpi_engine() {
-  const std::string problem = mpi_engine_problem();
-  if (!problem.empty()) return {"mpi", kIsMpiCompiled, false, problem};
-  return {"mpi", kIsMpiCompiled, true, "ranks are processes that mpirun starts"};
-}
-
-/// Whether there are GPUs to use it with is what backends() say.
-Component nccl_engine() {
-  const std::string problem = nccl_engine_problem();
-  if (!problem.empty()) return {"nccl", cuda::kIsCompiled, false, problem};
-  return {"nccl", true, true, concat("ranks are processes with a GPU each, ", nccl_library_text())};
-}
-
-std::vector<Component> engines() {
-  return {{"threads", true, true, "ranks are threads of one process"},
-          mpi_engine(),
-          {"tcp", true, true, "ranks are processes that torchrun starts"},
-          nccl_engine()};
-}
-
-Json json_of(const std::vector<Component>& components) {
-  Json list = Json::array();
-  for (const Component& component : components) {
-    list.push_back({{"name", component.name},
-                    {"compiled", component.is_compiled},
-                    {"runs", component.runs_here},
-                    {"detail", component.detail}});
-  }
-  return list;
-}
-
-Json json_of(const Machine& machine) {
-  return {{"processor", machine.processor},
-          {"cores", machine.cores},
-          {"usable_cores", machine.usable_cores},
-          {"memory_bytes", machine.memory_bytes},
-          {"simd", machine.simd}};
-}
 
 /// The library's own, then what launchers set.
 std::vector<EnvironmentVariable> all_variables() {
@@ -130,7 +63,7 @@ std::string text_of(const char* kind, const std::vector<Component>& components) 
     const char* state = component.runs_here     ? "runs here"
                         : component.is_compiled ? "does not run here"
                                                 : "not compiled";
-    text += std::string("  ") + component.name + ": " + state + " (" + component.detail + ")\n";
+    text += "  " + component.name + ": " + state + " (" + component.detail + ")\n";
   }
   return text;
 }
