@@ -338,6 +338,7 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   const CallStatistics statistics = context_->last_call();
   report.rows_per_rank = statistics.rows_per_rank;
   report.rows_per_expert = statistics.rows_per_expert;
+  report.layers = training_ ? training_->forwards() : std::vector{statistics};
   report.experts_per_rank = experts_per_rank_;
   report.tolerance = options_.used_tolerance();
   report.call_seconds = std::move(call_seconds);

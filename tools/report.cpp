@@ -5,8 +5,9 @@
 #include <cstddef>
 #include <iomanip>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <sstream>
+
+#include "runtime/imbalance.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -67,16 +68,20 @@ void add_buffers(Lines& lines, const char* label, const std::vector<PlanBuffer>&
   for (const PlanBuffer& buffer : buffers) lines.add(label, buffer.bytes, " B ", buffer.name);
 }
 
-}  // namespace
-
-std::optional<double> imbalance_of(const std::vector<std::int64_t>& rows_per_expert) {
-  const double rows =
-      std::accumulate(rows_per_expert.begin(), rows_per_expert.end(), 0.0,
-                      [](double sum, std::int64_t n) { return sum + static_cast<double>(n); });
-  if (rows == 0.0) return std::nullopt;
-  const auto busiest = *std::max_element(rows_per_expert.begin(), rows_per_expert.end());
-  return static_cast<double>(busiest) * static_cast<double>(rows_per_expert.size()) / rows;
+/// "layer 1 of slot 0, saved: busiest rank 1.04 x, expert 1.40 x the mean; ..."
+void add_load(Lines& lines, const CallStatistics& load) {
+  std::string place = "forward";
+  if (load.slot >= 0) {
+    place = "layer " + std::to_string(load.slot_layer) + " of slot " + std::to_string(load.slot) +
+            (load.is_recomputed ? ", to compute again" : ", saved");
+  }
+  lines.add("load", place, ": busiest rank ", std::setprecision(3), load.rank_imbalance,
+            " x, expert ", load.expert_imbalance, " x the mean; ", load.dropped_routes,
+            " dropped; scratch ", load.device_scratch_bytes, " B on the device, ",
+            load.host_scratch_bytes, " B on the host");
 }
+
+}  // namespace
 
 double median_of(std::vector<double> values) {
   if (values.empty()) return 0.0;
@@ -189,6 +194,7 @@ std::string stats_text_of(const RunReport& report) {
   Lines lines;
   lines.add("tokens per rank", list_of(report.tokens_per_rank));
   lines.add("rows per expert", list_of(report.rows_per_expert));
+  for (const CallStatistics& load : report.layers) add_load(lines, load);
   lines.add("call seconds", std::setprecision(4), list_of(report.call_seconds));
   lines.add("weights", report.weight_bytes, " B, largest rank");
   lines.add("scratch rows", report.plan.device_scratch_rows, " on the device, ",

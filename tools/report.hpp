@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comparison.hpp"
+#include "distmoe/context.hpp"
 #include "distmoe/memory_plan.hpp"
 
 namespace distmoe::tools {
@@ -44,7 +45,8 @@ struct RunReport {
   bool has_input2 = false;
   std::optional<Comparison> comparison2;  ///< of --input2
   double tolerance = 0.0;
-  std::vector<double> call_seconds;  ///< of every repeat, the slowest rank's
+  std::vector<CallStatistics> layers;  ///< of every forward of the last call, the first rank's
+  std::vector<double> call_seconds;    ///< of every repeat, the slowest rank's
   std::int64_t planned_bytes = 0;
   std::int64_t peak_bytes = 0;
   std::int64_t weight_bytes = 0;  ///< of the rank with most experts
@@ -52,9 +54,6 @@ struct RunReport {
   std::optional<TrainingReport> training;
   MemoryPlan plan;
 };
-
-/// Rows of the busiest expert divided by the mean rows of an expert; empty without rows.
-std::optional<double> imbalance_of(const std::vector<std::int64_t>& rows_per_expert);
 
 /// The middle value, the mean of the two middle ones for an even count; 0 of nothing.
 double median_of(std::vector<double> values);

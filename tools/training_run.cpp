@@ -119,7 +119,7 @@ void TrainingRun::configure(Config& config) const {
 /// Microbatches take the slots in turn; one whose slot is taken waits for the backward of the one
 /// that has it.
 void TrainingRun::run(Context& context, const DeviceCall& call) {
-  num_recomputed_ = 0;
+  forwards_.clear();
   if (options_.accumulates) {
     for (const Gradient* gradient : {&w13_, &w2_, &bias13_, &bias2_}) {
       std::fill_n(gradient->storage.data(), gradient->storage.num_bytes(), std::byte{0});
@@ -156,7 +156,7 @@ void TrainingRun::forward(Context& context, const DeviceCall& call,
   for (std::int64_t layer = 0; layer < options_.layers_per_slot; ++layer) {
     slot.push_back(saving_routed_experts(context, call.input(), call.weights(), call.y(), options));
     context.check();
-    if (context.last_call().is_recomputed) ++num_recomputed_;
+    forwards_.push_back(context.last_call());
   }
   if (clip_buffer_) clip_buffer_->download(clip_counts_.data(), sizeof(clip_counts_));
 }

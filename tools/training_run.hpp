@@ -4,6 +4,7 @@
 // backwards over activation slots.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -46,8 +47,12 @@ class TrainingRun {
   void run(Context& context, const DeviceCall& call);
   /// Of all gradients, after run().
   Digest digest() const;
-  /// Layers of the last run that kept their input alone.
-  std::int64_t num_recomputed() const { return num_recomputed_; }
+  /// Of the last run, one after the other.
+  const std::vector<CallStatistics>& forwards() const { return forwards_; }
+  /// Of them, those that kept their input alone.
+  std::int64_t num_recomputed() const {
+    return std::ranges::count(forwards_, true, &CallStatistics::is_recomputed);
+  }
   /// Of this rank's rows of a forward: gate and up activations above --clip-limit, and all.
   const std::array<std::int64_t, 3>& clip_counts() const { return clip_counts_; }
   /// False where two backwards, of this run or of earlier ones, gave other gradients of x or
@@ -83,7 +88,7 @@ class TrainingRun {
   Gradient w2_;
   Gradient bias13_;  ///< not given where the layer has no biases
   Gradient bias2_;
-  std::int64_t num_recomputed_ = 0;
+  std::vector<CallStatistics> forwards_;
   std::array<std::int64_t, 3> clip_counts_{};
   std::optional<cuda::DeviceBuffer> clip_buffer_;  ///< where a device counts
   bool has_first_ = false;

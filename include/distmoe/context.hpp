@@ -27,11 +27,15 @@ struct CallStatistics {
   std::int64_t tokens = 0;                    ///< T of this rank
   std::vector<std::int64_t> rows_per_rank;    ///< R of every rank
   std::vector<std::int64_t> rows_per_expert;  ///< of every expert of the group
-  std::int64_t dropped_routes = 0;            ///< always 0: distmoe never drops
-  std::int64_t slot = -1;                     ///< of a saving forward or a backward, else -1
-  std::int64_t slot_layer = -1;               ///< its place in the slot, from 0, else -1
-  bool is_recomputed = false;  ///< a saving forward that kept its input alone: backward computes
-                               ///< the rest again, with the same bits; true for that backward too
+  double rank_imbalance = 0.0;  ///< rows of the busiest rank / mean rows of a rank; 0 without rows
+  double expert_imbalance = 0.0;          ///< the same of experts
+  std::int64_t dropped_routes = 0;        ///< always 0: distmoe never drops
+  std::int64_t device_scratch_bytes = 0;  ///< that the call's rows take on this rank
+  std::int64_t host_scratch_bytes = 0;
+  std::int64_t slot = -1;        ///< of a saving forward or a backward, else -1
+  std::int64_t slot_layer = -1;  ///< its place in the slot, from 0, else -1
+  bool is_recomputed = false;    ///< a saving forward that kept its input alone: backward computes
+                                 ///< the rest again, with the same bits; true for that backward too
 };
 
 class ContextImpl;
@@ -70,7 +74,8 @@ class DISTMOE_EXPORT Context {
   /// fills its outputs with NaN. On the CPU every call throws by itself and check() has nothing to
   /// say.
   void check();
-  /// The statistics of the last call that was routed; on CUDA it waits for the device.
+  /// The statistics of the last call that was routed, so asked after each layer those of each;
+  /// costs a copy of what every call knows anyway. On CUDA it waits for the device.
   CallStatistics last_call() const;
   /// Makes `slot` the one of the saving forwards to come, `num_moe_layers` of them at a time. At
   /// first slot 0 is selected with the full depth. What a forward kept stays where it is, whatever

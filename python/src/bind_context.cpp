@@ -36,7 +36,13 @@ void bind_facts(nb::module_& module) {
       .def_ro("tokens", &CallStatistics::tokens)
       .def_ro("rows_per_rank", &CallStatistics::rows_per_rank)
       .def_ro("rows_per_expert", &CallStatistics::rows_per_expert, "Of every expert of the group.")
+      .def_ro("rank_imbalance", &CallStatistics::rank_imbalance,
+              "Rows of the busiest rank / mean rows of a rank; 0 without rows.")
+      .def_ro("expert_imbalance", &CallStatistics::expert_imbalance, "The same of experts.")
       .def_ro("dropped_routes", &CallStatistics::dropped_routes, "Always 0: distmoe never drops.")
+      .def_ro("device_scratch_bytes", &CallStatistics::device_scratch_bytes,
+              "That the call's rows take on this rank.")
+      .def_ro("host_scratch_bytes", &CallStatistics::host_scratch_bytes)
       .def_ro("slot", &CallStatistics::slot)
       .def_ro("slot_layer", &CallStatistics::slot_layer)
       .def_ro("is_recomputed", &CallStatistics::is_recomputed);

@@ -5,11 +5,27 @@
 
 #include <optional>
 
+#include "core/profiler_range.hpp"
 #include "runtime/backward_check.hpp"
 #include "runtime/door.hpp"
 #include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
+
+const char* to_string(BackwardStep step) noexcept {
+  constexpr const char* kNames[] = {"publish_backward",
+                                    "carve_backward",
+                                    "restore_activations",
+                                    "dispatch_grad_h3",
+                                    "w2_dgrad",
+                                    "w2_wgrad",
+                                    "swiglu_backward",
+                                    "w13_wgrad",
+                                    "w13_dgrad_scatter",
+                                    "reduce_gradients",
+                                    "end"};
+  return kNames[static_cast<int>(step)];
+}
 
 void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
@@ -20,7 +36,9 @@ void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
     const BackwardCall call = check_at_the_door(
         context, refused, [&] { return check_backward_call(context, call_index, arguments); },
         refusal);
+    ProfilerRange range;
     const auto next = [&](BackwardStep step) {
+      step == BackwardStep::kEnd ? range.end() : range.begin(to_string(step));
       if (arguments.observer != nullptr) (*arguments.observer)(step);
     };
     next(BackwardStep::kPublish);

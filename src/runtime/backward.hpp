@@ -23,6 +23,9 @@ enum class BackwardStep {
   kEnd
 };
 
+/// As traces and profilers name it: "w2_dgrad"; "end" of kEnd.
+const char* to_string(BackwardStep step) noexcept;
+
 /// Is told which step this rank takes next, as StepObserver of runtime/forward.hpp is.
 using BackwardStepObserver = std::function<void(BackwardStep next)>;
 

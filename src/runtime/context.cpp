@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "distmoe/context.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
+#include "core/checked_math.hpp"
 #include "core/current_error.hpp"
 #include "core/log.hpp"
 #include "distmoe/saved_forward.hpp"
+#include "plan/capacity_rows.hpp"
 #include "plan/expert_partition.hpp"
+#include "plan/scratch_layout.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/handshake.hpp"
+#include "runtime/imbalance.hpp"
 #include "runtime/saved_forward_impl.hpp"
 
 namespace distmoe {
@@ -36,6 +41,17 @@ class InCall {
  private:
   std::atomic_flag& flag_;
 };
+
+/// Rows that `rank` places in its scratch, the padding of its experts counted.
+std::int64_t num_placed_rows(const Config& config, const RoutingLoad& load, int size, int rank) {
+  const std::int64_t alignment = expert_row_alignment(config.precision);
+  const std::int64_t end = first_expert(config.num_experts, size, rank + 1);
+  std::int64_t rows = 0;
+  for (std::int64_t expert = first_expert(config.num_experts, size, rank); expert < end; ++expert) {
+    rows += ceil_div(load.rows_per_expert[static_cast<std::size_t>(expert)], alignment) * alignment;
+  }
+  return rows;
+}
 
 }  // namespace
 
@@ -117,6 +133,12 @@ CallStatistics ContextImpl::last_call() {
     statistics.is_recomputed = load.is_recomputed;
     statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
     statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
+    statistics.rank_imbalance = imbalance_of(load.rows_per_rank).value_or(0.0);
+    statistics.expert_imbalance = imbalance_of(load.rows_per_expert).value_or(0.0);
+    const std::int64_t rows = num_placed_rows(config_, load, size_, rank_);
+    const std::int64_t scratch = scratch_layout(layer_dims(config_), rows, 0).bytes;
+    statistics.device_scratch_bytes = std::min(scratch, plan_.device_scratch_bytes);
+    statistics.host_scratch_bytes = scratch - statistics.device_scratch_bytes;
   });
   return statistics;
 }

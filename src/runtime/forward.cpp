@@ -5,8 +5,10 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "core/check.hpp"
+#include "core/profiler_range.hpp"
 #include "runtime/call_check.hpp"
 #include "runtime/door.hpp"
 #include "runtime/saved_forward_impl.hpp"
@@ -49,6 +51,12 @@ SavedShape saved_shape(const ForwardArguments& arguments) {
 
 }  // namespace
 
+const char* to_string(ForwardStep step) noexcept {
+  constexpr const char* kNames[] = {"publish",    "route",   "carve", "dispatch_w13_swiglu",
+                                    "w2_scatter", "combine", "end"};
+  return kNames[static_cast<int>(step)];
+}
+
 void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
     std::optional<Error> refusal;
@@ -58,7 +66,9 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     refused.stream = arguments.options.stream;
     const ForwardCall call = check_at_the_door(
         context, refused, [&] { return check_forward(context, call_index, arguments); }, refusal);
+    ProfilerRange range;
     const auto next = [&](ForwardStep step) {
+      step == ForwardStep::kEnd ? range.end() : range.begin(to_string(step));
       if (arguments.observer != nullptr) (*arguments.observer)(step);
     };
     next(ForwardStep::kPublish);
@@ -86,12 +96,17 @@ void routed_experts(Context& context, const RoutedInput& input, const ExpertWeig
   run_forward(context.impl(), {input, weights, y_TD, options});
 }
 
+SavedForward run_saving_forward(ContextImpl& context, ForwardArguments arguments) {
+  auto saved = std::make_unique<SavedForwardImpl>();
+  arguments.saved = saved.get();
+  run_forward(context, arguments);
+  return SavedForward(std::move(saved));
+}
+
 SavedForward saving_routed_experts(Context& context, const RoutedInput& input,
                                    const ExpertWeights& weights, const TensorView& y_TD,
                                    const CallOptions& options) {
-  auto saved = std::make_unique<SavedForwardImpl>();
-  run_forward(context.impl(), {input, weights, y_TD, options, saved.get()});
-  return SavedForward(std::move(saved));
+  return run_saving_forward(context.impl(), {input, weights, y_TD, options});
 }
 
 }  // namespace distmoe

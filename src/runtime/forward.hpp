@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "distmoe/routed_experts.hpp"
+#include "distmoe/saved_forward.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/saved_forward_impl.hpp"
 
@@ -12,6 +13,9 @@ namespace distmoe {
 /// The steps of a forward call, and its end. An exchange has dispatch_rows() and return_rows() in
 /// the place of the products.
 enum class ForwardStep { kPublish, kRoute, kCarve, kDispatchW13Swiglu, kW2Scatter, kCombine, kEnd };
+
+/// As traces and profilers name it: "dispatch_w13_swiglu"; "end" of kEnd.
+const char* to_string(ForwardStep step) noexcept;
 
 /// Is told which step this rank takes next, on the thread of the call; on CUDA the steps before it
 /// are enqueued by then. At the end the slots know of the call, but no other may begin yet.
@@ -32,5 +36,8 @@ struct ForwardArguments {
 
 /// The forward sequence of one call.
 void run_forward(ContextImpl& context, const ForwardArguments& arguments);
+
+/// The same of a call that saves, and what its backward needs.
+SavedForward run_saving_forward(ContextImpl& context, ForwardArguments arguments);
 
 }  // namespace distmoe

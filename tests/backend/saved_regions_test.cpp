@@ -126,6 +126,8 @@ void SavedRegions::check_rank(const MoeProblem& problem, const MoeCase& moe_case
     const CallStatistics facts = context.last_call();
     const std::int64_t rows = facts.rows_per_rank[static_cast<std::size_t>(rank)];
     EXPECT_EQ(facts.is_recomputed, !GetParam().slot_factor);
+    EXPECT_EQ(facts.device_scratch_bytes, context.region_peaks().device_scratch_bytes);
+    EXPECT_EQ(facts.host_scratch_bytes, 0);
     const std::int64_t begin = plan.slot_bytes + used;
     used += facts.is_recomputed ? layer.input(kTokens) : layer.saved(kTokens, rows);
     EXPECT_EQ(context.region_peaks().slot_bytes, (std::vector<std::int64_t>{0, used, 0}));

@@ -110,6 +110,12 @@ TEST_P(Capacity, AllTokensToOneExpertFitAPlanForTheWorstCase) {
     EXPECT_EQ(statistics.rows_per_expert[2], problem.shape.num_tokens);
     EXPECT_EQ(statistics.tokens, counts[static_cast<std::size_t>(communicator->rank())]);
     EXPECT_EQ(statistics.call, 1);
+    EXPECT_EQ(statistics.rank_imbalance, moe_case.ranks);
+    EXPECT_EQ(statistics.expert_imbalance, static_cast<double>(problem.shape.num_experts));
+    EXPECT_EQ(statistics.dropped_routes, 0);
+    // Only the rank that owns the expert has rows.
+    EXPECT_EQ(statistics.device_scratch_bytes > 0, communicator->rank() == 0);
+    EXPECT_LE(statistics.device_scratch_bytes, context.memory_plan().device_scratch_bytes);
   });
 }
 

@@ -182,6 +182,7 @@ TEST(CodedMemory, OfAFullCallIsItsPipelinesPlan) {
       }
       EXPECT_EQ(plan.device_scratch_rows, 384);
       EXPECT_EQ(context.region_peaks().device_scratch_bytes, plan.device_scratch_bytes);
+      EXPECT_EQ(context.last_call().device_scratch_bytes, plan.device_scratch_bytes);
       scratch.push_back(plan.device_scratch_bytes);
     }
     EXPECT_EQ(scratch[0] < scratch[1], inference);

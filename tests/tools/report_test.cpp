@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Invariant: the JSON report is one object with exactly the documented keys in their order; numbers
-// are finite or null; medians and imbalances follow their definitions.
+// are finite or null; medians follow their definition.
 #include "report.hpp"
 
 #include <gtest/gtest.h>
@@ -125,11 +125,6 @@ TEST(MedianOf, TakesTheMiddle) {
   EXPECT_EQ(median_of({3, 1, 2}), 2.0);
   EXPECT_EQ(median_of({4, 1, 2, 8}), 3.0);
   EXPECT_EQ(median_of({}), 0.0);
-}
-
-TEST(ImbalanceOf, IsOneForEqualRowsAndTheNumberOfExpertsForOneBusyExpert) {
-  EXPECT_EQ(imbalance_of({5, 5, 5}), 1.0);
-  EXPECT_EQ(imbalance_of({0, 9, 0}), 3.0);
 }
 
 }  // namespace

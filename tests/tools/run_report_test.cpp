@@ -164,7 +164,8 @@ TEST_F(RunReportTest, TextIsForPeopleAndStatsSayMore) {
   }
   EXPECT_EQ(brief.output.find("rows per expert"), std::string::npos);
   const CommandResult stats = run(checkpoint_, {"--layer", "0", "--ranks", "2", "--stats"});
-  for (const char* word : {"rows per expert", "call seconds", "communication", "allocated"}) {
+  for (const char* word : {"rows per expert", "call seconds", "communication", "allocated",
+                           "forward: busiest rank 1.", " x the mean; 0 dropped; scratch "}) {
     EXPECT_NE(stats.output.find(word), std::string::npos) << word << " in " << stats.output;
   }
 }

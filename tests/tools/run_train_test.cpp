@@ -220,6 +220,18 @@ TEST_P(RunTrain, DyIsTheDocumentedHashOfItsIndex) {
   }
 }
 
+TEST_P(RunTrain, StatsHaveALineForEveryLayer) {
+  const CommandResult result =
+      run(checkpoint_, {"--layer", "0", "--train", "--layers-per-slot", "2", "--slots", "2",
+                        "--microbatches", "2", "--ranks", "3", "--stats"});
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  for (const char* part :
+       {"layer 0 of slot 0, to compute again: busiest rank ", "layer 1 of slot 0",
+        "layer 0 of slot 1", "layer 1 of slot 1", "0 dropped; scratch "}) {
+    EXPECT_NE(result.output.find(part), std::string::npos) << part << '\n' << result.output;
+  }
+}
+
 TEST_P(RunTrain, DyMayComeWithTheInput) {
   const TensorFile made = train({});
   const auto expected = made.bytes();

@@ -44,8 +44,7 @@ CpuBackend::CpuBackend(BackendSetup setup)
       metadata_(metadata_sets_.forward_only()),
       ids_(static_cast<std::size_t>(setup_.size)),
       routing_(setup_.config.num_experts, setup_.config.top_k, setup_.rank, setup_.size,
-               metadata_.routing,
-               is_block_scaled(setup_.config.precision) ? kExpertRowAlignment : 1),
+               metadata_.routing, expert_row_alignment(setup_.config.precision)),
       slots_(setup_.config, setup_.plan, setup_.size, setup_.rank, slot_records(memory_)),
       rows_per_rank_(static_cast<std::size_t>(setup_.size)),
       rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
