@@ -16,7 +16,11 @@ WEIGHT_NAMES = ("w13", "w2", "bias13", "bias2")
 
 def stream_of(tensor: torch.Tensor) -> int:
     """PyTorch's current stream where the tensor is; 0 on the CPU."""
-    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else 0
+    if not tensor.is_cuda:
+        return 0
+    # NOTE: PyTorch's default stream is the null stream, and null means a context's own, which waits
+    # for nobody's: the null stream has the name cudaStreamLegacy, 1, for that.
+    return torch.cuda.current_stream(tensor.device).cuda_stream or 1
 
 
 def needs_backward(*tensors: torch.Tensor | None) -> bool:
