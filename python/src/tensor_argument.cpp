@@ -77,8 +77,17 @@ TensorView named_view(const char* name, const DLTensor& tensor) {
   }
 }
 
+/// `tensor`, without its graph where it has one: PyTorch 2.9, which has no table, exports no tensor
+/// that requires a gradient.
+nb::object without_graph(nb::handle tensor) {
+  if (!nb::hasattr(tensor, "requires_grad")) return nb::borrow(tensor);
+  if (!nb::cast<bool>(tensor.attr("requires_grad"))) return nb::borrow(tensor);
+  return tensor.attr("detach")();
+}
+
 /// object.__dlpack__() with what the object's version takes.
-nb::object make_capsule(nb::handle tensor, std::uintptr_t stream) {
+nb::object make_capsule(nb::handle given, std::uintptr_t stream) {
+  const nb::object tensor = without_graph(given);
   const nb::object method = tensor.attr("__dlpack__");
   const nb::object device = tensor.attr("__dlpack_device__")();
   const bool is_cuda = nb::cast<int>(device[0]) == static_cast<int>(kDLCUDA);
