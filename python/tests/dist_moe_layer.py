@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A layer of dist_moe's for its tests, on the CPU."""
+"""A layer of dist_moe's for its tests."""
 
 import torch
 
@@ -21,25 +21,26 @@ def config(**changes) -> dist_moe.Config:
     return dist_moe.Config(**{**values, **changes})
 
 
-def context_of(**changes) -> dist_moe.Context:
-    return dist_moe.create_context(group=None, config=config(**changes), device="cpu")
+def context_of(device="cpu", **changes) -> dist_moe.Context:
+    return dist_moe.create_context(group=None, config=config(**changes), device=device)
 
 
 class Layer:
     """Inputs with all values distinct, one route disabled under a score of NaN."""
 
-    def __init__(self, *, trains=True, dtype=torch.float32):
+    def __init__(self, *, trains=True, dtype=torch.float32, device="cpu"):
         generator = torch.Generator().manual_seed(5)
 
         def random(*shape, scale=1.0):
-            return (torch.randn(*shape, generator=generator) * scale).bfloat16()
+            return (torch.randn(*shape, generator=generator) * scale).bfloat16().to(device)
 
         self.x = random(T, D).requires_grad_(trains)
         self.w13 = random(E, 2 * F, D, scale=0.1).requires_grad_(trains)
         self.w2 = random(E, D, F, scale=0.1).requires_grad_(trains)
         self.ids = torch.stack([torch.randperm(E, generator=generator)[:K] for _ in range(T)])
         self.ids[1, 1] = -1
-        self.scores = (torch.rand(T, K, generator=generator) + 0.2).to(dtype)
+        self.ids = self.ids.to(device)
+        self.scores = (torch.rand(T, K, generator=generator) + 0.2).to(device, dtype)
         self.scores[1, 1] = float("nan")
         self.scores.requires_grad_(trains)
         self.dy = random(T, D)

@@ -31,10 +31,10 @@ def tokens_of(folder: Path) -> torch.Tensor:
     return load_file(folder / "routed_experts.safetensors")["tokens"].long()
 
 
-def load(folder: Path, implementation: str, dtype: torch.dtype = torch.bfloat16):
+def load(folder: Path, implementation: str, dtype: torch.dtype = torch.bfloat16, device="cpu"):
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation=implementation
-    )
+    ).to(device)
 
 
 def save_random_olmoe(folder: Path, num_layers: int = 2) -> Path:

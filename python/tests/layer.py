@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 import distmoe
+from distmoe.torch.eager import stream_of
 
 BF16 = torch.bfloat16
 
@@ -34,6 +35,7 @@ class Layer:
     num_tokens: int = 11
     seed: int = 0
     has_bias: bool = False
+    device: torch.device | str = "cpu"
     x: torch.Tensor = field(init=False)
     ids: torch.Tensor = field(init=False)
     scores: torch.Tensor = field(init=False)
@@ -66,6 +68,9 @@ class Layer:
         if tokens > 2:
             self.ids[2, 1] = -1
         self.scores = torch.rand(tokens, config.top_k, generator=inputs) + 0.1
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(self, name, value.to(self.device))
 
     def local(self, context) -> dict[str, torch.Tensor]:
         """The weights of this rank's experts, as arguments of a call."""
@@ -121,7 +126,8 @@ def nan_like(tensor: torch.Tensor) -> torch.Tensor:
 
 def run_forward(context, layer: Layer) -> torch.Tensor:
     y = nan_like(layer.x)
-    distmoe.routed_experts(context, **layer.inputs(), **layer.local(context), y=y)
+    given = dict(**layer.inputs(), **layer.local(context))
+    distmoe.routed_experts(context, **given, y=y, stream=stream_of(y))
     return y
 
 
@@ -131,8 +137,8 @@ GRADIENTS = ("x", "scores", "w13", "w2", "bias13", "bias2")
 def run_training(context, layer: Layer) -> dict[str, torch.Tensor]:
     """Forward and backward: y and the gradients of everything that has one."""
     y = nan_like(layer.x)
-    weights = layer.local(context)
-    saved = distmoe.saving_routed_experts(context, **layer.inputs(), **weights, y=y)
+    weights, stream = layer.local(context), stream_of(y)
+    saved = distmoe.saving_routed_experts(context, **layer.inputs(), **weights, y=y, stream=stream)
     results = dict(x=nan_like(layer.x), scores=nan_like(layer.scores))
     is_wide = layer.config.wgrad_dtype == "fp32"
     for name, weight in weights.items():
@@ -143,13 +149,15 @@ def run_training(context, layer: Layer) -> dict[str, torch.Tensor]:
         layer.dy,
         **weights,
         **{f"grad_{name}": place for name, place in results.items()},
+        stream=stream,
     )
     return dict(y=y, **results)
 
 
 def digest(results: dict[str, torch.Tensor]) -> dict[str, int]:
     """A number of the bits of every tensor: what moves or changes changes it."""
-    return {
-        name: int((bits(t).flatten().long() * (torch.arange(bits(t).numel()) % 8191 + 1)).sum())
-        for name, t in results.items()
-    }
+    numbers = {}
+    for name, tensor in results.items():
+        values = bits(tensor).flatten().cpu().long()
+        numbers[name] = int((values * (torch.arange(values.numel()) % 8191 + 1)).sum())
+    return numbers

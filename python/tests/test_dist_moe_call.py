@@ -24,12 +24,14 @@ def plain(layer):
     return layer.train(context_of())
 
 
-def test_the_plain_call_computes_the_layer(layer, plain):
+def test_the_plain_call_computes_the_layer(device):
+    layer = Layer(device=device)
+    plain = layer.train(context_of(device))
     w13, w2 = (w.detach().double().requires_grad_() for w in (layer.w13, layer.w2))
     x, scores = (t.detach().double().requires_grad_() for t in (layer.x, layer.scores))
     rows = []
     for token in range(T):
-        row = torch.zeros(D, dtype=torch.float64)
+        row = torch.zeros(D, dtype=torch.float64, device=device)
         for k in range(K):
             expert = int(layer.ids[token, k])
             if expert >= 0:
@@ -69,10 +71,11 @@ def test_layouts_give_the_same_bits_in_their_own_shape(layer, plain, shapes):
     assert_same(results, reshaped)
 
 
-def test_clip_statistics_are_written(layer):
-    counts = torch.full((3,), float("nan"))
+def test_clip_statistics_are_written(device):
+    layer = Layer(device=device)
+    counts = torch.full((3,), float("nan"), device=device)
     options = dist_moe.ExecutionOptions(swiglu_clip_stats_out_3=counts, swiglu_clip_limit=0.5)
-    layer.forward(context_of(), options).backward(layer.dy)
+    layer.forward(context_of(device), options).backward(layer.dy)
     num_rows = int((layer.ids >= 0).sum())
     assert counts[2] == num_rows * F and 0 < counts[0] < counts[1] < counts[2]
 

@@ -6,15 +6,16 @@ import torch
 
 import distmoe
 import distmoe.torch
+from distmoe.torch.eager import stream_of
 from layer import Layer, same_bits
-from torch_model import open_context, train_config
+from torch_model import FP32_GRADIENTS, open_context, train_config
 
 NAMES = ("w13", "w2", "bias13", "bias2")
 
 
 def make_module(context, **options):
     module = distmoe.torch.RoutedExperts(context, has_bias=True, accumulate_wgrad=True, **options)
-    layer = Layer(context.config, has_bias=True)
+    layer = Layer(context.config, has_bias=True, device=context.device)
     with torch.no_grad():
         for name, weight in layer.local(context).items():
             getattr(module, name).copy_(weight)
@@ -30,18 +31,27 @@ def core_sums(context, layer, memory, times):
     """The gradients that the core adds to `memory`, `times` times."""
     for _ in range(times):
         y = torch.empty_like(layer.x)
-        weights = layer.local(context)
-        saved = distmoe.saving_routed_experts(context.core, **layer.inputs(), **weights, y=y)
+        weights, stream = layer.local(context), stream_of(y)
+        given = dict(**layer.inputs(), **weights, y=y, stream=stream)
+        saved = distmoe.saving_routed_experts(context.core, **given)
         destinations = {f"grad_{name}": memory[name] for name in NAMES}
         distmoe.routed_experts_backward(
-            context.core, saved, layer.dy, **weights, **destinations, accumulate=True
+            context.core,
+            saved,
+            layer.dy,
+            **weights,
+            **destinations,
+            accumulate=True,
+            stream=stream,
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_gradients_have_the_bits_of_the_core(dtype):
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float32, marks=FP32_GRADIENTS)]
+)
+def test_gradients_have_the_bits_of_the_core(dtype, device):
     with open_context(
-        train_config(wgrad_dtype="fp32" if dtype == torch.float32 else None)
+        train_config(wgrad_dtype="fp32" if dtype == torch.float32 else None), device
     ) as context:
         module, layer = make_module(context)
         memory, calls = {}, []
@@ -49,7 +59,7 @@ def test_gradients_have_the_bits_of_the_core(dtype):
             parameter = getattr(module, name)
             if dtype == torch.float32:
                 parameter.grad_dtype = torch.float32
-            parameter.grad = torch.full(parameter.shape, 0.5, dtype=dtype)
+            parameter.grad = torch.full_like(parameter, 0.5, dtype=dtype)
             parameter.register_post_accumulate_grad_hook(lambda p: calls.append(id(p)))
             memory[name] = parameter.grad.clone()
         places = {name: getattr(module, name).grad.data_ptr() for name in NAMES}
@@ -62,8 +72,8 @@ def test_gradients_have_the_bits_of_the_core(dtype):
         assert sorted(calls) == sorted(3 * [id(getattr(module, name)) for name in NAMES])
 
 
-def test_storage_stays_where_somebody_else_holds_the_gradient():
-    with open_context() as context:
+def test_storage_stays_where_somebody_else_holds_the_gradient(device):
+    with open_context(device=device) as context:
         module, layer = make_module(context)
         run(module, layer)
         held = [getattr(module, name).grad for name in NAMES]
@@ -72,8 +82,8 @@ def test_storage_stays_where_somebody_else_holds_the_gradient():
             assert getattr(module, name).grad.data_ptr() == gradient.data_ptr()
 
 
-def test_the_first_gradient_is_that_of_autograd():
-    with open_context() as context:
+def test_the_first_gradient_is_that_of_autograd(device):
+    with open_context(device=device) as context:
         module, layer = make_module(context)
         run(module, layer)
         plain = distmoe.torch.RoutedExperts(context, has_bias=True)
@@ -83,8 +93,8 @@ def test_the_first_gradient_is_that_of_autograd():
             assert same_bits(getattr(module, name).grad, getattr(plain, name).grad)
 
 
-def test_a_parameter_of_two_layers_is_added_to_twice():
-    with open_context() as context:
+def test_a_parameter_of_two_layers_is_added_to_twice(device):
+    with open_context(device=device) as context:
         module, layer = make_module(context)
         run(module, layer)  # there is a gradient to add to
         memory = {name: getattr(module, name).grad.clone() for name in NAMES}
@@ -100,8 +110,8 @@ def test_a_parameter_of_two_layers_is_added_to_twice():
         assert len(calls) == 1
 
 
-def test_views_of_parameters_are_added_to():
-    with open_context() as context:
+def test_views_of_parameters_are_added_to(device):
+    with open_context(device=device) as context:
         module, layer = make_module(context)
         run(module, layer)
         memory = {name: getattr(module, name).grad.clone() for name in NAMES}
@@ -122,8 +132,8 @@ def test_views_of_parameters_are_added_to():
         assert same_bits(module.w13.grad, memory["w13"])
 
 
-def test_what_cannot_be_added_to_is_refused():
-    with open_context() as context:
+def test_what_cannot_be_added_to_is_refused(device):
+    with open_context(device=device) as context:
         module, layer = make_module(context)
         with pytest.raises(ValueError, match="accumulate_wgrad needs w13 to be a parameter"):
             distmoe.torch.routed_experts(
@@ -135,16 +145,17 @@ def test_what_cannot_be_added_to_is_refused():
             )
         context.reset()
         shape = module.w13.shape
-        module.w13.grad = torch.zeros(shape[0], shape[2], shape[1], dtype=torch.bfloat16).mT
+        transposed = module.w13.new_zeros(shape[0], shape[2], shape[1])
+        module.w13.grad = transposed.mT
         before = module.w13.grad.clone()
         with pytest.raises(ValueError, match="the gradient of w13 must be contiguous"):
             run(module, layer)
         assert same_bits(module.w13.grad, before)
 
 
-def test_traced_graphs_refuse_it():
+def test_traced_graphs_refuse_it(device):
     torch._dynamo.reset()
-    with open_context() as context:
+    with open_context(device=device) as context:
         module, layer = make_module(context)
         compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
         with pytest.raises(Exception, match="accumulate_wgrad adds to parameter.grad"):

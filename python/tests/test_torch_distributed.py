@@ -7,6 +7,9 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+from devices import needs_two_gpus
+
 import distmoe
 import distmoe.torch
 from layer import digest
@@ -21,29 +24,33 @@ def torchrun(*arguments: str, size: int = 2) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=FOLDER)
 
 
-def facts_of_ranks(case: str, folder: Path, size: int = 2) -> list[dict]:
+def facts_of_ranks(case: str, folder: Path, *, size: int = 2, device: str = "cpu") -> list[dict]:
     """What the ranks that had something to tell left, in their order."""
-    done = torchrun(str(FOLDER / "torch_ranks.py"), case, str(folder), size=size)
+    done = torchrun(str(FOLDER / "torch_ranks.py"), case, str(folder), device, size=size)
     assert done.returncode == 0, done.stderr
     return [json.loads(place.read_text()) for place in sorted(folder.glob("*.json"))]
 
 
-def test_a_group_gives_the_bits_of_threads(tmp_path):
+@pytest.mark.parametrize(
+    ("device", "size"), [("cpu", 3), pytest.param("cuda", 2, marks=needs_two_gpus)]
+)
+def test_a_group_gives_the_bits_of_threads(tmp_path, device, size):
     expected = {}
 
     def body(communicator):
-        with distmoe.torch.create_context(train_config(), communicator, device="cpu") as context:
+        place = device if device == "cpu" else f"cuda:{communicator.rank()}"
+        with distmoe.torch.create_context(train_config(), communicator, device=place) as context:
             results = Model(context, num_tokens=5 + context.rank).train()
             expected[context.rank] = digest(results)
 
     threads = [
         threading.Thread(target=body, args=(communicator,))
-        for communicator in distmoe.make_thread_group(3)
+        for communicator in distmoe.make_thread_group(size)
     ]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    facts = facts_of_ranks("train_over_the_group", tmp_path, size=3)
-    assert [fact["digest"] for fact in facts] == [expected[rank] for rank in range(3)]
+    facts = facts_of_ranks("train_over_the_group", tmp_path, size=size, device=device)
+    assert [fact["digest"] for fact in facts] == [expected[rank] for rank in range(size)]
 
 
 def test_a_refusal_is_raised_on_every_rank(tmp_path):

@@ -15,17 +15,25 @@ from torch.utils.checkpoint import (
 import distmoe
 import distmoe.torch
 from distmoe.torch import operators
+from distmoe.torch.eager import stream_of
 from layer import Layer, run_training, same_bits
-from torch_model import NUM_LAYERS, Model, expect_same_bits, open_context, train_config
+from torch_model import (
+    FP32_GRADIENTS,
+    NUM_LAYERS,
+    Model,
+    expect_same_bits,
+    open_context,
+    train_config,
+)
 
 OPS = torch.ops.distmoe
 
 
-@pytest.mark.parametrize("wgrad_dtype", [None, "fp32"])
+@pytest.mark.parametrize("wgrad_dtype", [None, pytest.param("fp32", marks=FP32_GRADIENTS)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_one_layer_has_the_bits_of_the_core(has_bias, wgrad_dtype):
-    with open_context(train_config(wgrad_dtype=wgrad_dtype)) as context:
-        layer = Layer(context.config, has_bias=has_bias)
+def test_one_layer_has_the_bits_of_the_core(has_bias, wgrad_dtype, device):
+    with open_context(train_config(wgrad_dtype=wgrad_dtype), device) as context:
+        layer = Layer(context.config, has_bias=has_bias, device=device)
         expected = run_training(context.core, layer)
         layer.scores.requires_grad_()
         given = dict(x=layer.x, **layer.local(context))
@@ -42,23 +50,23 @@ def test_one_layer_has_the_bits_of_the_core(has_bias, wgrad_dtype):
 
 
 @pytest.fixture(scope="module")
-def eager():
+def eager(device):
     """What the model computes eagerly, once for all that must have its bits."""
-    with open_context() as context:
+    with open_context(device=device) as context:
         return Model(context).train()
 
 
 @pytest.mark.parametrize("slot_factor", [0.0, 1.0])
-def test_saved_and_recomputed_layers_have_the_same_bits(eager, slot_factor):
-    with open_context(train_config(activation_slot_capacity_factor=slot_factor)) as context:
+def test_saved_and_recomputed_layers_have_the_same_bits(eager, slot_factor, device):
+    with open_context(train_config(activation_slot_capacity_factor=slot_factor), device) as context:
         expect_same_bits(Model(context).train(), eager)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_checkpointing_has_the_same_bits(eager, use_reentrant, is_whole):
+def test_checkpointing_has_the_same_bits(eager, use_reentrant, is_whole, device):
     """A block at a time, and both in one region."""
-    with open_context() as context:
+    with open_context(device=device) as context:
         model = Model(context)
         run = functools.partial(checkpoint, use_reentrant=use_reentrant)
 
@@ -79,7 +87,7 @@ def test_checkpointing_has_the_same_bits(eager, use_reentrant, is_whole):
 
 
 @pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
-def test_selective_checkpointing_has_the_same_bits(eager, policy):
+def test_selective_checkpointing_has_the_same_bits(eager, policy, device):
     calls = []
 
     def choose(_, op, *args, **kwargs):
@@ -89,7 +97,7 @@ def test_selective_checkpointing_has_the_same_bits(eager, policy):
         return policy
 
     contexts = functools.partial(create_selective_checkpoint_contexts, choose)
-    with open_context() as context:
+    with open_context(device=device) as context:
         model = Model(context)
         run = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
         first = context.last_call().call
@@ -100,15 +108,15 @@ def test_selective_checkpointing_has_the_same_bits(eager, policy):
     assert calls
 
 
-def test_other_hooks_on_saved_tensors_are_honoured(eager):
-    with open_context() as context, torch.autograd.graph.save_on_cpu():
+def test_other_hooks_on_saved_tensors_are_honoured(eager, device):
+    with open_context(device=device) as context, torch.autograd.graph.save_on_cpu():
         expect_same_bits(Model(context).train(), eager)
 
 
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-def test_traced_graphs_have_the_same_bits(eager, mode):
+def test_traced_graphs_have_the_same_bits(eager, mode, device):
     """The graph of forward and backward together, traced with real, fake and symbolic tensors."""
-    with open_context() as context:
+    with open_context(device=device) as context:
         model = Model(context)
         names = list(model.leaves)
 
@@ -127,9 +135,9 @@ def test_traced_graphs_have_the_same_bits(eager, mode):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_models_have_the_same_bits(eager, backend):
+def test_compiled_models_have_the_same_bits(eager, backend, device):
     torch._dynamo.reset()
-    with open_context() as context:
+    with open_context(device=device) as context:
         model = Model(context)
         compiled = torch.compile(model.forward, fullgraph=True, backend=backend)
         for _ in range(2):
@@ -139,9 +147,9 @@ def test_compiled_models_have_the_same_bits(eager, backend):
 
 
 @pytest.mark.parametrize("backend", [None, "aot_eager", "inductor"])
-def test_checkpointing_that_leaves_the_experts_to_their_slots(eager, backend):
+def test_checkpointing_that_leaves_the_experts_to_their_slots(eager, backend, device):
     torch._dynamo.reset()
-    with open_context() as context:
+    with open_context(device=device) as context:
         model = Model(context)
         run = functools.partial(
             checkpoint, use_reentrant=False, context_fn=distmoe.torch.checkpoint_context
@@ -161,9 +169,9 @@ def test_checkpointing_that_leaves_the_experts_to_their_slots(eager, backend):
             assert context.last_call().call - first == 2 * NUM_LAYERS  # none ran again
 
 
-def test_compiled_models_take_any_number_of_tokens():
+def test_compiled_models_take_any_number_of_tokens(device):
     torch._dynamo.reset()
-    with open_context() as context:
+    with open_context(device=device) as context:
         models = [Model(context, num_tokens=tokens) for tokens in (11, 5, 16)]
         expected = [model.train() for model in models]
         graphs = []
@@ -188,43 +196,44 @@ def test_compiled_models_take_any_number_of_tokens():
             expect_same_bits(model.train(), results)
 
 
-def operator_inputs(context, needs_grad):
-    layer = Layer(context.config, has_bias=True)
-    weights = layer.local(context)
-    floats = [layer.x, layer.scores, *weights.values()]
-    x, scores, w13, w2, bias13, bias2 = [t.detach().requires_grad_(needs_grad) for t in floats]
-    return layer, (x, layer.ids, scores, w13, w2, bias13, bias2, 0.0, False, context.number)
+def operator_inputs(context, needs_grad=False):
+    """All inputs of distmoe::routed_experts but the last, `accumulates`."""
+    layer = Layer(context.config, has_bias=True, device=context.device)
+    floats = [layer.x, layer.scores, *layer.local(context).values()]
+    x, scores, *weights = [t.detach().requires_grad_(needs_grad) for t in floats]
+    return layer, (x, layer.ids, scores, *weights, [], 0.0, False, None, 0.0, 0.5, context.number)
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
-def test_the_forward_passes_opcheck():
-    with open_context() as context:
-        _, given = operator_inputs(context, needs_grad=False)
-        torch.library.opcheck(operators.routed_experts_op, given)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_the_operator_passes_opcheck(device, needs_grad):
+    with open_context(device=device) as context:
+        for check in (*CHECKS, "test_aot_dispatch_dynamic"):
+            _, given = operator_inputs(context, needs_grad)
+            torch.library.opcheck(operators.routed_experts_op, (*given, False), test_utils=check)
+            context.reset()  # after forwards that were only looked at
 
 
-def test_the_saving_forward_passes_opcheck():
+def test_the_saving_forward_passes_opcheck(device):
     """All but the check that compares two runs: their saved forwards have different numbers."""
-    with open_context() as context:
+    with open_context(device=device) as context:
         for check in CHECKS:
+            _, given = operator_inputs(context)
+            torch.library.opcheck(operators.saving_routed_experts_op, given, test_utils=check)
             context.reset()
-            _, given = operator_inputs(context, needs_grad=True)
-            torch.library.opcheck(
-                operators.saving_routed_experts_op, (*given, False), test_utils=check
-            )
 
 
-def test_the_backward_passes_opcheck():
+def test_the_backward_passes_opcheck(device):
     """All but the check that runs it twice: a saved forward has one backward."""
-    with open_context() as context:
-        layer, given = operator_inputs(context, needs_grad=False)
-        _, _, scores, *weights = given[:7]
+    with open_context(device=device) as context:
+        layer, given = operator_inputs(context)
+        _, _, scores, *weights = given[:8]
         for needs in ([True] * 6, [True, False, False, True, False, False]):
             for check in CHECKS:
                 context.reset()
-                _, saved = operators.saving_routed_experts_op(*given, False)
+                *_, saved = operators.saving_routed_experts_op(*given)
                 torch.library.opcheck(
                     operators.routed_experts_backward_op,
                     (layer.dy, saved, *weights, scores.dtype, needs, context.number),
@@ -232,17 +241,18 @@ def test_the_backward_passes_opcheck():
                 )
 
 
-def test_meta_tensors_have_shapes_and_types():
-    with open_context() as context:
-        _, given = operator_inputs(context, needs_grad=False)
+def test_meta_tensors_have_shapes_and_types(device):
+    with open_context(device=device) as context:
+        _, given = operator_inputs(context)
         meta = [t.to("meta") if isinstance(t, torch.Tensor) else t for t in given]
-        y, saved = operators.saving_routed_experts_op(*meta, False)
+        y, counts, saved = operators.saving_routed_experts_op(*meta)
         assert (y.shape, y.dtype, saved.dtype) == (given[0].shape, torch.bfloat16, torch.int64)
+        assert counts.shape == (3,)
         assert context.last_call().call == 0
 
 
-def test_evaluation_leaves_the_slots_alone(eager):
-    with open_context() as context:
+def test_evaluation_leaves_the_slots_alone(eager, device):
+    with open_context(device=device) as context:
         model = Model(context)
         y = model.forward(model.leaves)
         with torch.no_grad():
@@ -253,8 +263,8 @@ def test_evaluation_leaves_the_slots_alone(eager):
         assert same_bits(model.leaves["x"].grad, eager["x"])
 
 
-def test_gradients_that_nobody_needs_are_not_made(eager):
-    with open_context() as context:
+def test_gradients_that_nobody_needs_are_not_made(eager, device):
+    with open_context(device=device) as context:
         model = Model(context)
         for name, leaf in model.leaves.items():
             leaf.requires_grad_(name in ("w2.0", "bias13.1"))
@@ -264,8 +274,8 @@ def test_gradients_that_nobody_needs_are_not_made(eager):
         assert model.leaves["w13.0"].grad is None
 
 
-def test_a_gradient_that_is_a_broadcast_is_honoured():
-    with open_context() as context:
+def test_a_gradient_that_is_a_broadcast_is_honoured(device):
+    with open_context(device=device) as context:
         model = Model(context)
         model.coefficients = torch.ones_like(model.coefficients)
         expected = model.train()
@@ -275,19 +285,21 @@ def test_a_gradient_that_is_a_broadcast_is_honoured():
         assert same_bits(model.leaves["w13.0"].grad, expected["w13.0"])
 
 
-def test_a_norm_reaches_forward_and_backward():
-    with open_context() as context:
-        layer = Layer(context.config)
+def test_a_norm_reaches_forward_and_backward(device):
+    with open_context(device=device) as context:
+        layer = Layer(context.config, device=device)
         norm = distmoe.PostExpertNorm(eps=1e-5)
         weights = {name: weight.requires_grad_() for name, weight in layer.local(context).items()}
         y = distmoe.torch.routed_experts(**layer.inputs(), **weights, context=context, norm=norm)
         y.backward(layer.dy)
         expected = torch.empty_like(layer.x)
+        given, stream = dict(**layer.inputs(), **layer.local(context)), stream_of(expected)
         saved = distmoe.saving_routed_experts(
-            context.core, **layer.inputs(), **layer.local(context), y=expected, norm=norm
+            context.core, **given, y=expected, norm=norm, stream=stream
         )
         grad_w13 = torch.empty_like(layer.w13)
+        plain = layer.w13, layer.w2
         distmoe.routed_experts_backward(
-            context.core, saved, layer.dy, layer.w13, layer.w2, grad_w13=grad_w13
+            context.core, saved, layer.dy, *plain, grad_w13=grad_w13, stream=stream
         )
         assert same_bits(y, expected) and same_bits(weights["w13"].grad, grad_w13)

@@ -17,12 +17,12 @@ from layer import relative_error
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_loss_is_that_of_the_stock_experts(name):
+def test_loss_is_that_of_the_stock_experts(name, device):
     folder = checkpoint(name)
-    tokens = tokens_of(folder)
+    tokens = tokens_of(folder).to(device)
     with torch.no_grad():
-        stock = loss_of(load(folder, "grouped_mm"), tokens)
-        ours = loss_of(load(folder, "distmoe"), tokens)
+        stock = loss_of(load(folder, "grouped_mm", device=device), tokens)
+        ours = loss_of(load(folder, "distmoe", device=device), tokens)
     print(f"{name}: {float(stock):.5f} nats with stock experts, {float(ours):.5f} with distmoe's")
     assert 0.5 < float(stock) < 1.5  # a trained model on real text
     assert abs(float(ours - stock)) <= 2e-3
@@ -41,16 +41,17 @@ def test_cost_of_low_precisions(name, precision):
 
 
 @pytest.mark.parametrize("name", [*CHECKPOINTS, "olmoe"])
-def test_gradients_are_as_near_to_fp32_as_stock_ones(name, tmp_path):
+def test_gradients_are_as_near_to_fp32_as_stock_ones(name, tmp_path, device):
     if name == "olmoe":
         folder = save_random_olmoe(tmp_path)
         tokens = torch.randint(64, (2, 24), generator=torch.Generator().manual_seed(2))
     else:
         folder = checkpoint(name)
         tokens = tokens_of(folder)[:1, :32]
-    exact = gradients_of(load(folder, "eager", torch.float32), tokens)
-    stock = gradients_of(load(folder, "grouped_mm"), tokens)
-    ours = gradients_of(load(folder, "distmoe"), tokens)
+    tokens = tokens.to(device)
+    exact = gradients_of(load(folder, "eager", torch.float32, device), tokens)
+    stock = gradients_of(load(folder, "grouped_mm", device=device), tokens)
+    ours = gradients_of(load(folder, "distmoe", device=device), tokens)
     assert ours.keys() == exact.keys()
     assert sum("experts" in parameter for parameter in ours) >= 4
 

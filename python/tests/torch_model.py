@@ -6,13 +6,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+import pytest
+import torch
 from torch import Tensor
 
 import distmoe
 import distmoe.torch
-from layer import BF16, Layer, make_config
+from layer import BF16, Layer, make_config, same_bits
 
 NUM_LAYERS = 2
+FP32_GRADIENTS = pytest.mark.skipif(
+    not hasattr(torch.Tensor, "grad_dtype"),
+    reason=f"PyTorch {torch.__version__} keeps no FP32 gradient of a BF16 tensor",
+)
 
 
 def train_config(**changes) -> distmoe.Config:
@@ -24,8 +30,8 @@ def train_config(**changes) -> distmoe.Config:
 
 
 @contextlib.contextmanager
-def open_context(config: distmoe.Config | None = None):
-    with distmoe.torch.create_context(config or train_config(), device="cpu") as context:
+def open_context(config: distmoe.Config | None = None, device: torch.device | str = "cpu"):
+    with distmoe.torch.create_context(config or train_config(), device=device) as context:
         yield context
 
 
@@ -35,7 +41,13 @@ class Model:
     def __init__(self, context, *, num_tokens: int = 11, has_bias: bool = True) -> None:
         self.context = context
         layers = [
-            Layer(context.config, num_tokens=num_tokens, seed=seed, has_bias=has_bias)
+            Layer(
+                context.config,
+                num_tokens=num_tokens,
+                seed=seed,
+                has_bias=has_bias,
+                device=context.device,
+            )
             for seed in range(NUM_LAYERS)
         ]
         self.ids, self.coefficients = layers[0].ids, layers[0].dy
@@ -76,8 +88,6 @@ class Model:
 
 
 def expect_same_bits(results: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    from layer import same_bits
-
     assert results.keys() == expected.keys()
     different = [name for name in expected if not same_bits(results[name], expected[name])]
     assert different == []

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank of test_torch_distributed.py, started with a case and a folder for its facts."""
+"""One rank of test_torch_distributed.py: a case, a folder for its facts, cpu or cuda."""
 
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -22,13 +23,27 @@ def tell(**facts) -> None:
 
 
 def train_over_the_group() -> None:
-    with distmoe.torch.create_context(train_config(), device="cpu") as context:
+    with distmoe.torch.create_context(train_config(), device=sys.argv[3]) as context:
         assert (context.rank, context.size) == (dist.get_rank(), dist.get_world_size())
         model = Model(context, num_tokens=5 + context.rank)
         results = model.train()
         compiled = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
         expect_same_bits(model.train(compiled), results)
+        if context.device.type == "cuda":
+            expect_same_bits(replayed(model), results)
+            context.check()
         tell(digest=digest(results))
+
+
+def replayed(model: Model) -> dict[str, torch.Tensor]:
+    """What the second replay of a captured step leaves."""
+    graph, leaves = torch.cuda.CUDAGraph(), model.leaves
+    with torch.cuda.graph(graph):
+        y = model.forward(leaves)
+        gradients = torch.autograd.grad(y, list(leaves.values()), model.coefficients)
+    for _ in range(2):
+        graph.replay()
+    return dict(y=y.detach(), **dict(zip(leaves, gradients)))
 
 
 def refuse_on_every_rank() -> None:
@@ -60,7 +75,11 @@ def lose_a_rank() -> None:
 
 
 def main() -> None:
-    dist.init_process_group("gloo")
+    if sys.argv[3] == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    else:
+        dist.init_process_group("gloo")
     globals()[sys.argv[1]]()
     dist.destroy_process_group()
 

@@ -19,6 +19,7 @@ import distmoe
 from distmoe.torch import operators
 from distmoe.torch.context import Context
 from distmoe.torch.eager import WEIGHT_NAMES
+from distmoe.torch.weights import Weights
 
 # What was taken away from a parameter, with the backward (its graph task) that did it: a second
 # layer of the same parameter adds to it too, in the same backward.
@@ -62,16 +63,16 @@ def accumulate(
     own: Context,
     saved: Tensor,
     dy: Tensor,
-    weights: Sequence[Tensor | None],
+    weights: Weights,
     scores_dtype: torch.dtype,
     needs: Sequence[bool],
     owners: Sequence[weakref.ref | None],
 ) -> list[Tensor | None]:
     """Runs the backward; returns what autograd gets, in the order of operators.GRADIENT_NAMES."""
-    places = operators.gradient_places(dy, weights, scores_dtype, needs, own)
+    places = operators.gradient_places(dy, weights.given, scores_dtype, needs, own)
     added: dict[str, tuple[Tensor, Tensor]] = {}  # parameter and memory by name
     for index, (name, weight, owner_ref) in enumerate(
-        zip(WEIGHT_NAMES, weights, owners, strict=True), start=2
+        zip(WEIGHT_NAMES, weights.given, owners, strict=True), start=2
     ):
         if places[index] is None or weight is None or owner_ref is None:
             continue

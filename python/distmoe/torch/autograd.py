@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The backward of distmoe::saving_routed_experts.
+"""The autograd of distmoe::routed_experts: distmoe::saving_routed_experts and its backward.
 
 Under activation checkpointing the first forward's saved tensors are dropped at once and its
 forward runs again in backward. What it kept is then discarded from the slot; the second run's is
@@ -17,6 +17,10 @@ import distmoe
 from distmoe import _core
 from distmoe.torch import accumulation, operators
 from distmoe.torch.context import context_of
+from distmoe.torch.eager import WEIGHT_NAMES
+from distmoe.torch.weights import Weights
+
+_GAMMA = 10  # of distmoe::routed_experts' inputs
 
 
 def _is_tracing(tensor: Tensor) -> bool:
@@ -29,12 +33,21 @@ def _hook_module() -> str | None:
     return None if hooks is None else hooks[0].__module__
 
 
-def _save(ctx, inputs, output) -> None:
-    x, _, scores, w13, w2, bias13, bias2, _, _, number, accumulates = inputs
-    _, saved = output
-    ctx.mark_non_differentiable(saved)
-    ctx.save_for_backward(saved, w13, w2, bias13, bias2)
-    ctx.number, ctx.scores_dtype, ctx.owners = number, scores.dtype, None
+def _refuse_inference(inputs) -> None:
+    names = ("x", "topk_ids", "topk_scores", *WEIGHT_NAMES)
+    tensors = dict(zip(names, inputs), **{"norm.gamma": inputs[_GAMMA]})
+    wanting = [name for name, t in tensors.items() if t is not None and t.requires_grad]
+    raise distmoe.InvalidArgumentError(
+        f"{', '.join(wanting)} require(s) grad, but the context is for inference"
+        " (Config.inference): call it under torch.no_grad(), or make a context for training"
+    )
+
+
+def _save(ctx, inputs, saved) -> None:
+    *weights, prepared = inputs[3:8]
+    ctx.save_for_backward(saved, *weights, *prepared)
+    ctx.scores_dtype, ctx.owners = inputs[2].dtype, None
+    *_, ctx.number, accumulates = inputs
     if _is_tracing(saved):
         if accumulates:
             raise distmoe.UnsupportedError(
@@ -44,30 +57,29 @@ def _save(ctx, inputs, output) -> None:
         return
     hook = _hook_module()
     if hook == "torch.utils.checkpoint":
-        _core.expect_drop(context_of(number).core, saved.item())
+        _core.expect_drop(context_of(ctx.number).core, saved.item())
     elif hook is not None:
         ctx.saved_number = saved
     if accumulates:
-        ctx.owners = accumulation.owners_of((w13, w2, bias13, bias2))
+        ctx.owners = accumulation.owners_of(weights)
 
 
 class _SavingRoutedExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *inputs):
         with torch._C._AutoDispatchBelowAutograd():
-            output = operators.saving_routed_experts_op(*inputs)
-        _save(ctx, inputs, output)
-        return output
+            y, counts, saved = operators.saving_routed_experts_op(*inputs[:-1])
+        ctx.mark_non_differentiable(counts, saved)
+        _save(ctx, inputs, saved)
+        return y, counts, saved
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dy: Tensor, _):
-        saved, w13, w2, bias13, bias2 = ctx.saved_tensors
-        needs_x, _, needs_scores, needs_w13, needs_w2, needs_bias13, needs_bias2 = (
-            ctx.needs_input_grad[:7]
-        )
-        needs = [needs_x, needs_scores, needs_w13, needs_w2, needs_bias13, needs_bias2]
-        weights = (w13, w2, bias13, bias2)
+    def backward(ctx, dy: Tensor, *_):
+        saved, *tensors = ctx.saved_tensors
+        weights = Weights(tensors[:4], tensors[4:])
+        needs_x, _, needs_scores, *needs_weights = ctx.needs_input_grad[:7]
+        needs = [needs_x, needs_scores, *needs_weights]
         dy = dy.contiguous()
         if ctx.owners is not None:
             gradients = accumulation.accumulate(
@@ -75,20 +87,23 @@ class _SavingRoutedExperts(torch.autograd.Function):
             )
         else:
             gradients = operators.routed_experts_backward_op(
-                dy, saved, *weights, ctx.scores_dtype, needs, ctx.number
+                dy, saved, *weights.given, weights.prepared, ctx.scores_dtype, needs, ctx.number
             )
             gradients = [g if needed else None for g, needed in zip(gradients, needs, strict=True)]
         grad_x, grad_scores, *of_weights = gradients
-        return grad_x, None, grad_scores, *of_weights, None, None, None, None
+        return grad_x, None, grad_scores, *of_weights, *[None] * 8
 
 
-def _saving_routed_experts(*inputs):
+def _routed_experts(*inputs):
     # NOTE: torch.library.register_autograd() would do the same at 25 us a call more: it looks up
     # the defaults of the schema every time.
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
-        return _SavingRoutedExperts.apply(*inputs)
+        if context_of(inputs[-2]).inference:
+            _refuse_inference(inputs)
+        y, counts, _ = _SavingRoutedExperts.apply(*inputs)
+        return y, counts
     with torch._C._AutoDispatchBelowAutograd():
-        return operators.saving_routed_experts_op(*inputs)
+        return operators.routed_experts_op(*inputs)
 
 
-operators._library.impl("saving_routed_experts", _saving_routed_experts, "Autograd")
+operators.library.impl("routed_experts", _routed_experts, "Autograd")

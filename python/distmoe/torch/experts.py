@@ -16,7 +16,7 @@ class RoutedExperts(nn.Module):
 
     `w13` is [L, 2F, D], `w2` [L, D, F], in BF16, with `has_bias` also `bias13` [L, 2F] and `bias2`
     [L, D]. Which experts these are: `context.first_expert` and the L - 1 after it. A rank may own
-    none.
+    none. With a `clip_limit` the buffer `clip_counts` holds what the last forward counted.
     """
 
     def __init__(
@@ -25,12 +25,17 @@ class RoutedExperts(nn.Module):
         *,
         has_bias: bool = False,
         norm: distmoe.PostExpertNorm | None = None,
+        clip_limit: float | None = None,
         accumulate_wgrad: bool = False,
     ) -> None:
         super().__init__()
         config, experts = context.config, context.num_local_experts
         width, depth = config.hidden_dim, config.intermediate_dim
         self.context, self.norm, self.accumulate_wgrad = context, norm, accumulate_wgrad
+        self.clip_limit = clip_limit
+        self.clip_counts: Tensor
+        counts = torch.zeros(3, dtype=torch.int64, device=context.device)
+        self.register_buffer("clip_counts", counts, persistent=False)
 
         def parameter(*shape: int) -> nn.Parameter:
             memory = torch.empty(*shape, dtype=torch.bfloat16, device=context.device)
@@ -54,7 +59,7 @@ class RoutedExperts(nn.Module):
     def forward(self, x: Tensor, topk_ids: Tensor, topk_scores: Tensor) -> Tensor:
         """`x` is [..., D], ids and scores are [..., K]; so is what is returned, [..., D]."""
         top_k = topk_ids.shape[-1]
-        y = routed_experts(
+        answer = routed_experts(
             x.reshape(-1, x.shape[-1]),
             topk_ids.reshape(-1, top_k),
             topk_scores.reshape(-1, top_k),
@@ -64,8 +69,13 @@ class RoutedExperts(nn.Module):
             bias13=self.bias13,
             bias2=self.bias2,
             norm=self.norm,
+            clip_limit=self.clip_limit,
             accumulate_wgrad=self.accumulate_wgrad,
         )
+        if self.clip_limit is None:
+            return answer.view(x.shape)
+        y, counts = answer
+        self.clip_counts.copy_(counts)
         return y.view(x.shape)
 
     def extra_repr(self) -> str:

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators distmoe::..., which graphs name.
 
-A saved forward crosses a graph as an int64 tensor of one number. The number names it in its
-context, and it lives as long as that tensor's memory: a graph that is dropped without a backward
-drops it, and its slot needs reset(). Operators carry ordered effects, so that compilers neither
-drop, join, move nor run them again: every rank makes the same calls in the same order.
+`routed_experts` is the one that callers use; where an input requires a gradient, its autograd
+(autograd.py) runs the other two. A saved forward crosses a graph as an int64 tensor of one number.
+The number names it in its context, and it lives as long as that tensor's memory: a graph that is
+dropped without a backward drops it, and its slot needs reset(). Operators carry ordered effects, so
+that compilers neither drop, join, move nor run them again: every rank makes the same calls in the
+same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,44 +21,53 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 import distmoe
 from distmoe import _core
 from distmoe.torch.context import Context, context_of
-from distmoe.torch.eager import WEIGHT_NAMES, needs_backward, stream_of
+from distmoe.torch.eager import WEIGHT_NAMES, stream_of
+from distmoe.torch.weights import Weights
 
-_library = torch.library.Library("distmoe", "DEF")
+library = torch.library.Library("distmoe", "DEF")
 
-_INPUTS = "Tensor x, Tensor topk_ids, Tensor topk_scores, Tensor w13, Tensor w2"
-_OPTIONS = "Tensor? bias13, Tensor? bias2, float norm_eps, bool norm_uses_kahan, int context"
-_GRADIENT_INPUTS = "Tensor dy, Tensor saved, Tensor w13, Tensor w2, Tensor? bias13, Tensor? bias2"
+# `prepared`: what is computed with in place of w13 and w2 (weights.split), or nothing.
+_WEIGHTS = "Tensor w13, Tensor w2, Tensor? bias13, Tensor? bias2, Tensor[] prepared"
+_INPUTS = f"Tensor x, Tensor topk_ids, Tensor topk_scores, {_WEIGHTS}"
+# norm_eps 0: no norm; no clip_limit: nothing is counted, and clip_counts are empty.
+_OPTIONS = (
+    "float norm_eps, bool norm_uses_kahan, Tensor? norm_gamma, float norm_gain_center,"
+    " float? clip_limit, int context"
+)
 _EXACT_STRIDES = (torch.Tag.needs_exact_strides,)
 
-_library.define(f"routed_experts({_INPUTS}, {_OPTIONS}) -> Tensor", tags=_EXACT_STRIDES)
-_library.define(
-    f"saving_routed_experts({_INPUTS}, {_OPTIONS}, bool accumulates) -> (Tensor y, Tensor saved)",
+library.define(
+    f"routed_experts({_INPUTS}, {_OPTIONS}, bool accumulates) -> (Tensor y, Tensor clip_counts)",
+    tags=_EXACT_STRIDES,
+)
+library.define(
+    f"saving_routed_experts({_INPUTS}, {_OPTIONS}) -> (Tensor y, Tensor clip_counts, Tensor saved)",
     tags=_EXACT_STRIDES,
 )
 # `needs`: which of x, scores, w13, w2, bias13, bias2 get a gradient; the others' are empty.
-_library.define(
-    f"routed_experts_backward({_GRADIENT_INPUTS}, ScalarType scores_dtype, bool[6] needs,"
-    " int context) -> (Tensor grad_x, Tensor grad_scores, Tensor grad_w13, Tensor grad_w2,"
-    " Tensor grad_bias13, Tensor grad_bias2)",
+library.define(
+    f"routed_experts_backward(Tensor dy, Tensor saved, {_WEIGHTS}, ScalarType scores_dtype,"
+    " bool[6] needs, int context) -> (Tensor grad_x, Tensor grad_scores, Tensor grad_w13,"
+    " Tensor grad_w2, Tensor grad_bias13, Tensor grad_bias2)",
     tags=_EXACT_STRIDES,
 )
 
 GRADIENT_NAMES = ("x", "scores", *WEIGHT_NAMES)
 
 
-def _norm(eps: float, uses_kahan: bool) -> distmoe.PostExpertNorm | None:
-    """eps 0 stands for no norm: no norm may have it."""
-    return None if eps == 0 else distmoe.PostExpertNorm(eps=eps, uses_kahan=uses_kahan)
-
-
 def _y_like(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)
+
+
+def _counts_for(x: Tensor, clip_limit: float | None) -> Tensor:
+    return torch.empty(0 if clip_limit is None else 3, dtype=torch.int64, device=x.device)
 
 
 # --- forward ---
 
 
-def _routed_experts(
+def _run_forward(
+    forward: Callable[..., Any],
     x: Tensor,
     topk_ids: Tensor,
     topk_scores: Tensor,
@@ -63,61 +75,43 @@ def _routed_experts(
     w2: Tensor,
     bias13: Tensor | None,
     bias2: Tensor | None,
+    prepared: Sequence[Tensor],
     norm_eps: float,
     norm_uses_kahan: bool,
+    norm_gamma: Tensor | None,
+    norm_gain_center: float,
+    clip_limit: float | None,
     context: int,
-) -> Tensor:
-    if needs_backward(x, topk_scores, w13, w2, bias13, bias2):
-        raise distmoe.InvalidArgumentError(
-            "distmoe::routed_experts has no backward, but an input requires grad;"
-            " distmoe.torch.routed_experts takes the operator that has one"
+) -> tuple[Tensor, Tensor, Any]:
+    """y, the counts, and what `forward`, a function of the core, answers."""
+    own = context_of(context)
+    y, counts = _y_like(x), _counts_for(x, clip_limit)
+    options: dict[str, Any] = {}
+    if norm_eps != 0:
+        options["norm"] = distmoe.PostExpertNorm(
+            eps=norm_eps,
+            uses_kahan=norm_uses_kahan,
+            gamma=norm_gamma,
+            gain_center=norm_gain_center,
         )
-    y = _y_like(x)
-    distmoe.routed_experts(
-        context_of(context).core,
-        x,
-        topk_ids,
-        topk_scores,
-        w13,
-        w2,
-        y,
-        bias13=bias13,
-        bias2=bias2,
-        norm=_norm(norm_eps, norm_uses_kahan),
-        stream=stream_of(x),
+    if clip_limit is not None:
+        options.update(clip_counts=counts, clip_limit=clip_limit)
+    weights = Weights((w13, w2, bias13, bias2), prepared).core_arguments(own.config)
+    answer = forward(
+        own.core, x, topk_ids, topk_scores, y=y, stream=stream_of(x), **weights, **options
     )
-    return y
+    return y, counts, answer
 
 
-def _saving_routed_experts(
-    x: Tensor,
-    topk_ids: Tensor,
-    topk_scores: Tensor,
-    w13: Tensor,
-    w2: Tensor,
-    bias13: Tensor | None,
-    bias2: Tensor | None,
-    norm_eps: float,
-    norm_uses_kahan: bool,
-    context: int,
-    accumulates: bool,
-) -> tuple[Tensor, Tensor]:
-    core = context_of(context).core
-    y = _y_like(x)
-    saved = distmoe.saving_routed_experts(
-        core,
-        x,
-        topk_ids,
-        topk_scores,
-        w13,
-        w2,
-        y,
-        bias13=bias13,
-        bias2=bias2,
-        norm=_norm(norm_eps, norm_uses_kahan),
-        stream=stream_of(x),
-    )
-    return y, torch.utils.dlpack.from_dlpack(_core.saved_tensor(core, saved))
+def _routed_experts(*arguments) -> tuple[Tensor, Tensor]:
+    y, counts, _ = _run_forward(distmoe.routed_experts, *arguments[:-1])
+    return y, counts
+
+
+def _saving_routed_experts(*arguments) -> tuple[Tensor, Tensor, Tensor]:
+    y, counts, saved = _run_forward(distmoe.saving_routed_experts, *arguments)
+    capsule = _core.saved_tensor(context_of(arguments[-1]).core, saved)
+    return y, counts, torch.utils.dlpack.from_dlpack(capsule)
 
 
 # --- backward ---
@@ -148,20 +142,16 @@ def run_backward(
     own: Context,
     saved: Tensor,
     dy: Tensor,
-    weights: Sequence[Tensor | None],
+    weights: Weights,
     places: Sequence[Tensor | None],
     accumulate: Sequence[str] = (),
 ) -> None:
     """Writes the gradients that have a place, those named in `accumulate` by adding."""
-    w13, w2, bias13, bias2 = weights
     distmoe.routed_experts_backward(
         own.core,
         _core.saved_of_number(own.core, int(saved.item())),
         dy,
-        w13,
-        w2,
-        bias13=bias13,
-        bias2=bias2,
+        **weights.core_arguments(own.config),
         **{f"grad_{name}": place for name, place in zip(GRADIENT_NAMES, places, strict=True)},
         accumulate=accumulate,
         stream=stream_of(dy),
@@ -175,38 +165,55 @@ def _routed_experts_backward(
     w2: Tensor,
     bias13: Tensor | None,
     bias2: Tensor | None,
+    prepared: Sequence[Tensor],
     scores_dtype: torch.dtype,
     needs: list[bool],
     context: int,
 ) -> tuple[Tensor, ...]:
-    own = context_of(context)
-    weights = (w13, w2, bias13, bias2)
-    places = gradient_places(dy, weights, scores_dtype, needs, own)
-    run_backward(own, saved, dy, weights, places)
+    own, given = context_of(context), (w13, w2, bias13, bias2)
+    places = gradient_places(dy, given, scores_dtype, needs, own)
+    run_backward(own, saved, dy, Weights(given, prepared), places)
     return tuple(_empty(dy) if place is None else place for place in places)
 
 
 for _device in ("CPU", "CUDA"):
-    _library.impl("routed_experts", _routed_experts, _device)
-    _library.impl("saving_routed_experts", _saving_routed_experts, _device)
-    _library.impl("routed_experts_backward", _routed_experts_backward, _device)
+    library.impl("routed_experts", _routed_experts, _device)
+    library.impl("saving_routed_experts", _saving_routed_experts, _device)
+    library.impl("routed_experts_backward", _routed_experts_backward, _device)
 
 
 # --- shapes and types alone ---
 
 
-def _fake_routed_experts(x, *_):
-    return _y_like(x)
+def _check_one_device(*arguments: object) -> None:
+    """What the core finds for real tensors; a meta tensor among real ones comes here."""
+    devices = {str(each.device) for each in arguments if isinstance(each, Tensor)}
+    if len(devices) > 1:
+        raise distmoe.InvalidArgumentError(
+            f"the tensors of a call must be on one device, got {', '.join(sorted(devices))}"
+        )
 
 
-def _fake_saving_routed_experts(x, *_):
+def _fake_routed_experts(x, *arguments):
+    _check_one_device(x, *arguments)
+    *_, clip_limit, _, _ = arguments
+    return _y_like(x), _counts_for(x, clip_limit)
+
+
+def _fake_saving_routed_experts(x, *arguments):
+    _check_one_device(x, *arguments)
+    *_, clip_limit, _ = arguments
     device = "meta" if x.device.type == "meta" else "cpu"
-    return _y_like(x), torch.empty(1, dtype=torch.int64, device=device)
+    saved = torch.empty(1, dtype=torch.int64, device=device)
+    return _y_like(x), _counts_for(x, clip_limit), saved
 
 
-def _fake_routed_experts_backward(dy, saved, w13, w2, bias13, bias2, scores_dtype, needs, context):
-    own, weights = context_of(context), (w13, w2, bias13, bias2)
-    places = gradient_places(dy, weights, scores_dtype, needs, own)
+def _fake_routed_experts_backward(
+    dy, saved, w13, w2, bias13, bias2, prepared, scores_dtype, needs, context
+):
+    own, given = context_of(context), (w13, w2, bias13, bias2)
+    _check_one_device(dy, *given)
+    places = gradient_places(dy, given, scores_dtype, needs, own)
     return tuple(_empty(dy) if place is None else place for place in places)
 
 
@@ -215,7 +222,7 @@ for _name, _fake in (
     ("saving_routed_experts", _fake_saving_routed_experts),
     ("routed_experts_backward", _fake_routed_experts_backward),
 ):
-    torch.library.register_fake(f"distmoe::{_name}", _fake, lib=_library)
+    torch.library.register_fake(f"distmoe::{_name}", _fake, lib=library)
     _register_effectful_op(getattr(torch.ops.distmoe, _name).default, _EffectType.ORDERED)
 
 routed_experts_op = torch.ops.distmoe.routed_experts.default

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantising weights once, for many calls, as operators that graphs may hold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import distmoe
+from distmoe.torch.operators import library
+from distmoe.torch.weights import PreparedWeight
+
+_USE = "str format, bool inference, str gate_up_layout"
+library.define(
+    f"prepare_block_scaled_weight(Tensor weight, {_USE})"
+    " -> (Tensor codes, Tensor scales, Tensor global_scales)"
+)
+library.define(
+    f"refill_prepared_weight(Tensor weight, {_USE}, Tensor(a!) codes, Tensor(b!) scales,"
+    " Tensor(c!) global_scales) -> ()"
+)
+
+
+def _prepare(
+    weight: Tensor, format: str, inference: bool, gate_up_layout: str
+) -> tuple[Tensor, ...]:
+    made = distmoe.prepare_block_scaled_weight(
+        weight, format, inference=inference, gate_up_layout=gate_up_layout
+    )
+    arrays = (made.codes, made.scales, made.global_scales)
+    # Without global scales an operator's answer is an empty tensor.
+    return tuple(torch.empty(0) if each is None else torch.from_dlpack(each) for each in arrays)
+
+
+def _refill(
+    weight: Tensor,
+    format: str,
+    inference: bool,
+    gate_up_layout: str,
+    codes: Tensor,
+    scales: Tensor,
+    global_scales: Tensor,
+) -> None:
+    out = PreparedWeight(
+        weight,
+        format,
+        codes,
+        scales,
+        global_scales if format == "nvfp4" else None,
+        inference=inference,
+        gate_up_layout=gate_up_layout,
+    )
+    distmoe.refill_prepared_weight(weight, out.core())
+
+
+def _fake_prepare(
+    weight: Tensor, format: str, inference: bool, gate_up_layout: str
+) -> tuple[Tensor, ...]:
+    experts, columns = weight.shape[0], weight.shape[-1]
+    rows = weight.shape[1:-1].numel()
+    scale_rows = rows // 32 if format == "mxfp8" and not inference else rows
+    is_nvfp4 = format == "nvfp4"
+    return (
+        weight.new_empty(
+            (experts, rows, columns if format == "mxfp8" else columns // 2), dtype=torch.uint8
+        ),
+        weight.new_empty(
+            (experts, scale_rows, columns // (16 if is_nvfp4 else 32)), dtype=torch.uint8
+        ),
+        weight.new_empty((experts, 1) if is_nvfp4 else (0,), dtype=torch.float32),
+    )
+
+
+# Whatever memory it is in: a weight on a GPU is the core's to refuse.
+library.impl("prepare_block_scaled_weight", _prepare, "CPU")
+library.impl("prepare_block_scaled_weight", _prepare, "CUDA")
+library.impl("refill_prepared_weight", _refill, "CPU")
+library.impl("refill_prepared_weight", _refill, "CUDA")
+torch.library.register_fake("distmoe::prepare_block_scaled_weight", _fake_prepare, lib=library)
+torch.library.register_fake("distmoe::refill_prepared_weight", lambda *_: None, lib=library)
+
+prepare_op = torch.ops.distmoe.prepare_block_scaled_weight.default
+refill_op = torch.ops.distmoe.refill_prepared_weight.default
+
+
+def prepare_block_scaled_weight(
+    weight: Tensor,
+    format: str,
+    *,
+    inference: bool = False,
+    gate_up_layout: str = "concatenated",
+) -> PreparedWeight:
+    """Quantises a BF16 weight [L, N, K] (W13 also as [L, 2, F, D]) once, for contexts of `format`.
+
+    Calls have the bits of calls with `weight` itself.
+    """
+    codes, scales, global_scales = prepare_op(weight.detach(), format, inference, gate_up_layout)
+    return PreparedWeight(
+        weight,
+        format,
+        codes,
+        scales,
+        global_scales if format == "nvfp4" else None,
+        inference=inference,
+        gate_up_layout=gate_up_layout,
+    )
+
+
+def refill_prepared_weight(weight: Tensor, out: PreparedWeight) -> None:
+    """The same into memory that is there, whose addresses stay; `weight` is the source then."""
+    global_scales = weight.new_empty(0) if out.global_scales is None else out.global_scales
+    use = (out.format, out.inference, out.gate_up_layout)
+    refill_op(weight.detach(), *use, out.codes, out.scales, global_scales)
+    out.source = weight
