@@ -8,7 +8,6 @@ import logging
 import pytest
 import torch
 
-import distmoe
 from distmoe import dist_moe
 
 NAMES = {
@@ -346,16 +345,3 @@ def test_which_norms_are_supported():
         dict(dim=4160),
     ):
         assert not supports(**{**NORM, **change})
-
-
-def test_weights_cannot_be_prepared_yet():
-    prepare = dist_moe.prepare_block_scaled_weight
-    with pytest.raises(distmoe.UnsupportedError, match="prepared as mxfp8_e4m3 are not in this"):
-        prepare(torch.zeros(2, 128, 256).bfloat16(), SCALED)
-    for weight, changes, error, message in (
-        (torch.zeros(128, 256), {}, ValueError, r"must be \[G, N, K\], got shape \[128, 256\]"),
-        (torch.zeros(2, 100, 256), {}, ValueError, "multiples of 32, got 100 and 256"),
-        (torch.zeros(2, 128, 256), dict(out=3), TypeError, "out must be a PreparedWeight"),
-    ):
-        with pytest.raises(error, match=message):
-            prepare(weight, SCALED, **changes)

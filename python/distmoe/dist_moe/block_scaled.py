@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled formats: what is configured, and weights that were quantised ahead of calls."""
+"""Block-scaled formats and what is configured of them."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-
-import torch
-
-from distmoe.errors import UnsupportedError
 
 
 class BlockScaledFormat(str, enum.Enum):
@@ -24,6 +20,11 @@ class BlockScaledFormat(str, enum.Enum):
     def vector_size(self) -> int:
         """Elements that share a scale."""
         return 32 if self is BlockScaledFormat.MXFP8_E4M3 else 16
+
+    @property
+    def precision(self) -> str:
+        """Its name in distmoe."""
+        return "mxfp8" if self is BlockScaledFormat.MXFP8_E4M3 else "nvfp4"
 
 
 @dataclass(frozen=True)
@@ -78,63 +79,3 @@ class BlockScaledConfig:
             raise ValueError(f"pipeline must be staged or mega, got {self.pipeline!r}")
         if self.kernel_config is not None and self.kernel_config.block_k != 128:
             raise ValueError(f"kernel_config.block_k must be 128, got {self.kernel_config.block_k}")
-
-
-class PreparedWeight:
-    """A weight as codes and scales; made by `prepare_block_scaled_weight`."""
-
-    source: torch.Tensor
-    format: BlockScaledFormat
-    fprop_data: torch.Tensor
-    fprop_scale: torch.Tensor
-    dgrad_data: torch.Tensor | None
-    dgrad_scale: torch.Tensor | None
-    global_scale: torch.Tensor | None
-    global_scale_inv: torch.Tensor | None
-
-    def __init__(self, *_: object, **__: object) -> None:
-        raise TypeError("use prepare_block_scaled_weight to make a PreparedWeight")
-
-    def storage_tensors(self) -> tuple[torch.Tensor, ...]:
-        """One tensor for each storage, in the order of the fields."""
-        fields = (
-            self.fprop_data,
-            self.fprop_scale,
-            self.dgrad_data,
-            self.dgrad_scale,
-            self.global_scale,
-            self.global_scale_inv,
-        )
-        unique: dict[int, torch.Tensor] = {}
-        for tensor in fields:
-            if tensor is not None:
-                unique.setdefault(tensor.untyped_storage()._cdata, tensor)
-        return tuple(unique.values())
-
-
-def prepare_block_scaled_weight(
-    weight: torch.Tensor,
-    config: BlockScaledConfig,
-    *,
-    inference: bool = False,
-    out: PreparedWeight | None = None,
-) -> PreparedWeight:
-    """Quantises `weight` [G, N, K] once, for many calls."""
-    if not isinstance(config, BlockScaledConfig):
-        raise TypeError(f"config must be a BlockScaledConfig, got {type(config).__name__}")
-    if out is not None and not isinstance(out, PreparedWeight):
-        raise TypeError(f"out must be a PreparedWeight, got {type(out).__name__}")
-    is_nvfp4 = config.format is BlockScaledFormat.NVFP4
-    if out is not None and (inference or is_nvfp4):
-        raise ValueError("out is for mxfp8_e4m3 weights of training")
-    if weight.ndim != 3:
-        raise ValueError(f"weight must be [G, N, K], got shape {list(weight.shape)}")
-    _, rows, columns = weight.shape
-    block = config.format.vector_size
-    if columns % block != 0 or (not is_nvfp4 and not inference and rows % block != 0):
-        raise ValueError(f"weight's N and K must be multiples of {block}, got {rows} and {columns}")
-    raise UnsupportedError(
-        f"weights prepared as {config.format.value} are not in this version of distmoe.dist_moe;"
-        " MXFP8 contexts take BF16 weights, and distmoe.prepare_block_scaled_weight prepares"
-        " them for the calls of distmoe"
-    )

@@ -197,9 +197,6 @@ class Config:
 def core_config(config: Config) -> distmoe.Config:
     """What `config` means to distmoe; what has no meaning here is left out."""
     scaled, vmm = config.block_scaled, config.vmm
-    precision = "bf16"
-    if scaled is not None:
-        precision = "nvfp4" if scaled.format is BlockScaledFormat.NVFP4 else "mxfp8"
     return distmoe.Config(
         max_tokens=config.most_tokens,
         hidden_dim=config.hidden_dim,
@@ -216,7 +213,7 @@ def core_config(config: Config) -> distmoe.Config:
         else distmoe.HostScratch(
             total_scratch_capacity_factor=vmm.total_scratch_capacity_factor, prefetch=vmm.prefetch
         ),
-        precision=precision,
+        precision="bf16" if scaled is None else scaled.format.precision,
         pipeline="staged" if scaled is None else scaled.pipeline,
         activation=config.activation,
         # A plain swiglu has neither, and distmoe checks both.

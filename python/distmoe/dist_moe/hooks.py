@@ -4,22 +4,32 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 
 import torch
 
 from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.options import ExecutionOptions
+from distmoe.torch import PreparedWeight
 from distmoe.torch.eager import EagerCall
 
 NAMES = ("w2", "w13")  # the order in which programs get gradients
 
 
 class HookedCall(EagerCall):
-    """An EagerCall of dist_moe's options; w13 and w2 are the arguments as they were given."""
+    """An EagerCall of dist_moe's options; w13 and w2 are the arguments as they were given, or what
+    the `prepared` ones were made of."""
 
-    def __init__(self, context, options: ExecutionOptions, arguments: dict, **core_options) -> None:
+    def __init__(
+        self,
+        context,
+        options: ExecutionOptions,
+        arguments: dict[str, torch.Tensor],
+        prepared: Sequence[PreparedWeight] = (),
+        **core_options,
+    ) -> None:
         super().__init__(context, **core_options)
-        self._options = options
+        self._options, self._prepared = options, prepared
         self._shapes = {name: argument.shape for name, argument in arguments.items()}
         self._owners = (
             {name: weakref.ref(_owner(name, options, arguments)) for name in ("w13", "w2")}
@@ -27,15 +37,20 @@ class HookedCall(EagerCall):
             else {}
         )
         self._taken: dict[str, torch.Tensor] = {}
-        self.used: tuple[torch.Tensor | None, ...] = ()  # of the last forward or backward
+        self.used: tuple[object, ...] = ()  # of the last forward or backward
 
     def weights(self, w13, w2, bias13, bias2):
         preprocess = self._options.weights_preprocess_fn
         if preprocess is not None:
             w13, w2 = preprocess(w13), preprocess(w2)
         matrices = as_matrices(w13, w2, self.context.num_local_experts, self.context.config)
-        self.used = (*matrices, None, None)
-        return self.used
+        return *matrices, None, None
+
+    def operands(self, *used):
+        if self._prepared:
+            used = (*(weight.core() for weight in self._prepared), None, None)
+        self.used = used
+        return used
 
     def destinations(self, used):
         if self._options.wgrad_destination_fn is not None:

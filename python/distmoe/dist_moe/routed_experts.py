@@ -8,13 +8,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 import distmoe.torch
-from distmoe.dist_moe.block_scaled import PreparedWeight
 from distmoe.dist_moe.callbacks import PostprocessAndCombine, RepeatTokens
 from distmoe.dist_moe.context import Context
 from distmoe.dist_moe.hooks import HookedCall
 from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.norm import core_norm, output_gradient
 from distmoe.dist_moe.options import ExecutionOptions
+from distmoe.dist_moe.prepared import PreparedWeight
 from distmoe.torch.eager import EagerCall, SavingExperts, needs_backward, run
 
 
@@ -39,7 +39,9 @@ def routed_experts(
     context._check_open()
     _check_clip(x_TD, context, options)
     _check_shapes(x_TD, ids_TK, scores_TK, context)
-    _check_prepared(w13, w2, context, options)
+    prepared = _check_prepared(w13, w2, context, options)
+    if prepared:
+        w13, w2 = w13.source, w2.source
     weights = (w13, w2)
     if options.weights_preprocess_fn is None:
         weights = as_matrices(w13, w2, context.inner.num_local_experts, context.inner.config)
@@ -47,25 +49,30 @@ def routed_experts(
     _check_devices(x_TD, ids_TK, scores_TK, w13, w2)
     norm = options.norm
     _check_inference(context, x_TD, scores_TK, w13, w2, None if norm is None else norm.weight)
-    needs_eager = options.requires_eager
-    if needs_eager and _is_traced(x_TD):
+    if options.requires_eager and _is_traced(x_TD):
         raise RuntimeError("these ExecutionOptions run Python in the call: they require eager mode")
     inputs = (x_TD, ids_TK, scores_TK)
     if options.callback is not None:
-        return _run_with_callback(context, options, *inputs, w13, w2)
-    core_options = _clip(options)
+        return _run_with_callback(context, options, prepared, *inputs, w13, w2)
+    fused = None
     if norm is not None:
-        core_options["norm"] = core_norm(norm, x_TD, scores_TK, inference=context.config.inference)
-    is_plain = "clip_counts" not in core_options and (norm is None or norm.weight is None)
-    if is_plain and not needs_eager and options.wgrad_parameter_owners is None:
-        return distmoe.torch.routed_experts(
-            *inputs,
-            *weights,
-            context.inner,
-            norm=core_options.get("norm"),
-            accumulate_wgrad=options.inplace_wgrad_accum,
-        )
-    return _run_hooked(context, options, core_options, *inputs, w13, w2)
+        fused = core_norm(norm, x_TD, scores_TK, inference=context.config.inference)
+    if options.requires_eager or options.wgrad_parameter_owners is not None:
+        return _run_hooked(context, options, prepared, fused, *inputs, w13, w2)
+    counts = options.swiglu_clip_stats_out_3
+    answer = distmoe.torch.routed_experts(
+        *inputs,
+        *(prepared or weights),
+        context.inner,
+        norm=fused,
+        clip_limit=None if counts is None else float(options.swiglu_clip_limit),
+        accumulate_wgrad=options.inplace_wgrad_accum,
+    )
+    if counts is None:
+        return answer
+    y, counted = answer
+    counts.copy_(counted)
+    return y
 
 
 # --- checks ---
@@ -96,16 +103,20 @@ def _check_shapes(x, ids, scores, context: Context) -> None:
             raise ValueError(f"{name} must be {list(expected)}, got {list(tensor.shape)}")
 
 
-def _check_prepared(w13, w2, context: Context, options: ExecutionOptions) -> None:
-    prepared = [isinstance(weight, PreparedWeight) for weight in (w13, w2)]
-    if not any(prepared):
-        return
-    if not all(prepared):
+def _check_prepared(
+    w13, w2, context: Context, options: ExecutionOptions
+) -> list[distmoe.torch.PreparedWeight]:
+    """What to compute with; empty for weights that are not prepared."""
+    is_prepared = [isinstance(weight, PreparedWeight) for weight in (w13, w2)]
+    if not any(is_prepared):
+        return []
+    if not all(is_prepared):
         raise TypeError("w13 and w2 must both be prepared weights, or neither")
     if context.config.block_scaled is None:
         raise ValueError("prepared weights need a context with block_scaled")
     if options.weights_preprocess_fn is not None:
         raise ValueError("weights_preprocess_fn is not for prepared weights")
+    return [w13.for_calls(), w2.for_calls()]
 
 
 def _check_tensors(x, ids, scores) -> None:
@@ -149,9 +160,10 @@ def _saving_or_not(call: HookedCall, x, ids, scores, w13, w2) -> torch.Tensor:
     return run(call, *arguments)
 
 
-def _run_hooked(context, options, core_options, x, ids, scores, w13, w2) -> torch.Tensor:
+def _run_hooked(context, options, prepared, fused, x, ids, scores, w13, w2) -> torch.Tensor:
+    core_options = _clip(options) | ({} if fused is None else dict(norm=fused))
     arguments = dict(w13=w13, w2=w2)
-    call = HookedCall(context.inner.core, options, arguments, **core_options)
+    call = HookedCall(context.inner.core, options, arguments, prepared, **core_options)
     y = _saving_or_not(call, x, ids, scores, w13, w2)
     norm = options.norm
     if norm is not None and norm.has_observer:
@@ -165,9 +177,10 @@ def _routes_of(x, ids):
     return ids.reshape(-1, 1), ones
 
 
-def _run_with_callback(context, options, x, ids, scores, w13, w2) -> torch.Tensor:
+def _run_with_callback(context, options, prepared, x, ids, scores, w13, w2) -> torch.Tensor:
     route_ids, ones = _routes_of(x, ids)
-    call = HookedCall(context.routes().core, options, dict(w13=w13, w2=w2), **_clip(options))
+    arguments, core = dict(w13=w13, w2=w2), context.routes().core
+    call = HookedCall(core, options, arguments, prepared, **_clip(options))
     rows = _saving_or_not(call, RepeatTokens.apply(x, context.top_k), route_ids, ones, w13, w2)
     return PostprocessAndCombine.apply(rows, scores, ids, options.callback)
 

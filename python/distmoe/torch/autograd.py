@@ -55,9 +55,10 @@ def _save(ctx, inputs, saved) -> None:
                 " it eagerly"
             )
         return
+    ctx.context = context_of(ctx.number)  # lives as long as the graph
     hook = _hook_module()
     if hook == "torch.utils.checkpoint":
-        _core.expect_drop(context_of(ctx.number).core, saved.item())
+        _core.expect_drop(ctx.context.core, saved.item())
     elif hook is not None:
         ctx.saved_number = saved
     if accumulates:

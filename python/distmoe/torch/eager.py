@@ -38,6 +38,10 @@ class EagerCall:
         """The weights to compute with; asked in the forward and again in the backward."""
         return given
 
+    def operands(self, *used: torch.Tensor | None) -> tuple[object, ...]:
+        """What the core computes with: `used`, or prepared weights in the place of some."""
+        return used
+
     def destinations(
         self, used: dict[str, torch.Tensor]
     ) -> tuple[dict[str, torch.Tensor], set[str]]:
@@ -68,21 +72,23 @@ def run(
     *weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """y of a call without backward."""
-    used = call.weights(*weights)
     y = torch.empty_like(x)
     distmoe.routed_experts(
         call.context,
-        *_detached(x, topk_ids, topk_scores, *used[:2]),
-        y,
-        bias13=_detached(used[2])[0],
-        bias2=_detached(used[3])[0],
+        *_detached(x, topk_ids, topk_scores),
+        y=y,
+        **_operands(call, call.weights(*weights)),
         stream=stream_of(x),
         **call.options,
     )
     return y
 
 
-def _detached(*tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
+def _operands(call: EagerCall, used) -> dict[str, object]:
+    return dict(zip(WEIGHT_NAMES, _detached(*call.operands(*used)), strict=True))
+
+
+def _detached(*tensors: object) -> list[object]:
     """Without their graphs; what is no tensor (None, a prepared weight) as it is."""
     return [each.detach() if isinstance(each, torch.Tensor) else each for each in tensors]
 
@@ -96,10 +102,9 @@ class SavingExperts(torch.autograd.Function):
         y = torch.empty_like(x)
         ctx.saved_forward = distmoe.saving_routed_experts(
             call.context,
-            *_detached(x, topk_ids, topk_scores, *used[:2]),
-            y,
-            bias13=_detached(used[2])[0],
-            bias2=_detached(used[3])[0],
+            *_detached(x, topk_ids, topk_scores),
+            y=y,
+            **_operands(call, used),
             stream=stream_of(x),
             **call.options,
         )
@@ -113,9 +118,11 @@ class SavingExperts(torch.autograd.Function):
     def backward(ctx, grad_y):
         call, needs = ctx.call, ctx.needs_input_grad
         given = ctx.saved_tensors
-        used = dict(zip(WEIGHT_NAMES, call.weights(*given), strict=True))
+        used = call.weights(*given)
         wanted = {
-            name: used[name] for name, need in zip(WEIGHT_NAMES, needs[4:], strict=True) if need
+            name: weight
+            for name, weight, need in zip(WEIGHT_NAMES, used, needs[4:], strict=True)
+            if need
         }
         places, added = call.destinations(wanted)
         dy = grad_y.contiguous()
@@ -126,7 +133,7 @@ class SavingExperts(torch.autograd.Function):
             call.context,
             ctx.saved_forward,
             dy,
-            **{name: _detached(weight)[0] for name, weight in used.items()},
+            **_operands(call, used),
             grad_x=grad_x,
             grad_scores=grad_scores,
             **{f"grad_{name}": place for name, place in places.items()},

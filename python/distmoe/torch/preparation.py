@@ -21,15 +21,34 @@ library.define(
 )
 
 
+def _places(
+    weight: Tensor, format: str, inference: bool, gate_up_layout: str
+) -> tuple[Tensor, ...]:
+    """Codes, scales and global scales, not filled; the last is empty where a format has none."""
+    if weight.ndim not in (3, 4):
+        raise distmoe.InvalidArgumentError(
+            "a weight to prepare must have shape [L, N, K] or [L, 2, F, D], got"
+            f" {list(weight.shape)}"
+        )
+    experts, columns = weight.shape[0], weight.shape[-1]
+    rows = weight.shape[1:-1].numel()
+    scale_rows = rows // 32 if format == "mxfp8" and not inference else rows
+    is_nvfp4 = format == "nvfp4"
+    code_columns = columns if format == "mxfp8" else columns // 2
+    scale_columns = columns // (16 if is_nvfp4 else 32)
+    return (
+        weight.new_empty((experts, rows, code_columns), dtype=torch.uint8),
+        weight.new_empty((experts, scale_rows, scale_columns), dtype=torch.uint8),
+        weight.new_empty((experts, 1) if is_nvfp4 else (0,), dtype=torch.float32),
+    )
+
+
 def _prepare(
     weight: Tensor, format: str, inference: bool, gate_up_layout: str
 ) -> tuple[Tensor, ...]:
-    made = distmoe.prepare_block_scaled_weight(
-        weight, format, inference=inference, gate_up_layout=gate_up_layout
-    )
-    arrays = (made.codes, made.scales, made.global_scales)
-    # Without global scales an operator's answer is an empty tensor.
-    return tuple(torch.empty(0) if each is None else torch.from_dlpack(each) for each in arrays)
+    places = _places(weight, format, inference, gate_up_layout)
+    _refill(weight, format, inference, gate_up_layout, *places)
+    return places
 
 
 def _refill(
@@ -53,30 +72,12 @@ def _refill(
     distmoe.refill_prepared_weight(weight, out.core())
 
 
-def _fake_prepare(
-    weight: Tensor, format: str, inference: bool, gate_up_layout: str
-) -> tuple[Tensor, ...]:
-    experts, columns = weight.shape[0], weight.shape[-1]
-    rows = weight.shape[1:-1].numel()
-    scale_rows = rows // 32 if format == "mxfp8" and not inference else rows
-    is_nvfp4 = format == "nvfp4"
-    return (
-        weight.new_empty(
-            (experts, rows, columns if format == "mxfp8" else columns // 2), dtype=torch.uint8
-        ),
-        weight.new_empty(
-            (experts, scale_rows, columns // (16 if is_nvfp4 else 32)), dtype=torch.uint8
-        ),
-        weight.new_empty((experts, 1) if is_nvfp4 else (0,), dtype=torch.float32),
-    )
-
-
 # Whatever memory it is in: a weight on a GPU is the core's to refuse.
 library.impl("prepare_block_scaled_weight", _prepare, "CPU")
 library.impl("prepare_block_scaled_weight", _prepare, "CUDA")
 library.impl("refill_prepared_weight", _refill, "CPU")
 library.impl("refill_prepared_weight", _refill, "CUDA")
-torch.library.register_fake("distmoe::prepare_block_scaled_weight", _fake_prepare, lib=library)
+torch.library.register_fake("distmoe::prepare_block_scaled_weight", _places, lib=library)
 torch.library.register_fake("distmoe::refill_prepared_weight", lambda *_: None, lib=library)
 
 prepare_op = torch.ops.distmoe.prepare_block_scaled_weight.default
