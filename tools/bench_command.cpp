@@ -5,7 +5,6 @@
 
 #include "bench/bench_options.hpp"
 #include "bench/bench_run.hpp"
-#include "core/check.hpp"
 #include "rank_launch.hpp"
 #include "subcommand.hpp"
 
@@ -21,16 +20,7 @@ class BenchCommand final : public Subcommand {
   void add_options(CLI::App& app) override { add_bench_options(app, options_); }
 
   ExitCode execute() override {
-    DISTMOE_CHECK(options_.mode == BenchMode::kTrain || options_.first_of_training.empty(),
-                  kInvalidArgument, options_.first_of_training,
-                  " is an option of training: it needs --mode train");
-    DISTMOE_CHECK(!options_.graph || options_.backend == BackendKind::kCuda, kInvalidArgument,
-                  "--graph captures CUDA graphs: it needs --backend cuda");
-    DISTMOE_CHECK(!options_.num_sms || options_.backend == BackendKind::kCuda, kInvalidArgument,
-                  "--sms counts multiprocessors of a GPU: it needs --backend cuda");
-    DISTMOE_CHECK(!is_exchange(options_.mode) || options_.backend == BackendKind::kCuda,
-                  kUnsupported, "--mode ", to_string(options_.mode),
-                  " is of the CUDA backend: on the CPU rows move within the first product's step");
+    check_together(options_);
     SharedLayerValues values;
     return launch_ranks(
         options_.rank_setup(),

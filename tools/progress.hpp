@@ -9,6 +9,10 @@
 
 namespace distmoe::tools {
 
+/// What Progress shows of a stage that began `seconds` ago.
+std::string progress_line(const std::string& stage, std::int64_t done, std::int64_t total,
+                          double seconds);
+
 class Progress {
  public:
   /// `is_speaker`: one rank of a run speaks.
@@ -18,8 +22,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// "<stage> <done>/<total>", at most ten times a second except for a new stage; without the
-  /// numbers where there is no total.
+  /// "<stage> [#####.....] <done>/<total>, about 12 s left", at most ten times a second except for
+  /// a new stage; the stage alone where there is no total.
   void show(const std::string& stage, std::int64_t done = 0, std::int64_t total = 0);
   void clear();
 
@@ -27,6 +31,7 @@ class Progress {
   bool is_enabled_;
   bool is_shown_ = false;
   std::string stage_;
+  std::chrono::steady_clock::time_point stage_begin_;
   std::chrono::steady_clock::time_point last_shown_;
 };
 

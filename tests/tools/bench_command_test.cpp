@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -53,8 +55,9 @@ TEST_F(BenchCommand, PrintsARowForEveryShapeAndNumberOfTokens) {
     EXPECT_EQ(row["combine"], "per_route");
     EXPECT_EQ(row["mode"], "forward");
     EXPECT_EQ(row["rounds"], 2);
-    for (const char* key : {"median_us", "p10_us", "p90_us", "tflops", "floor_us", "efficiency",
-                            "bound_us", "dense_tflops", "copy_tb_s", "read_tb_s", "rel_l2"}) {
+    for (const char* key :
+         {"median_us", "p10_us", "p90_us", "tflops", "floor_us", "efficiency", "bound_us",
+          "bound_ratio", "dense_tflops", "copy_tb_s", "read_tb_s", "rel_l2"}) {
       ASSERT_TRUE(row[key].is_number()) << key << ": " << row;
       EXPECT_GT(row[key], 0.0) << key;
     }
@@ -63,6 +66,9 @@ TEST_F(BenchCommand, PrintsARowForEveryShapeAndNumberOfTokens) {
     EXPECT_TRUE(row["link_gb_s"].is_null());
     EXPECT_EQ(row["repeat_bitwise_equal"], true);
     EXPECT_EQ(row["dense_tflops"], rows[0]["dense_tflops"]);
+    EXPECT_GT(row["plan_bytes"]["allocated"], 0);
+    EXPECT_EQ(row["command"],
+              "distmoe bench --shape 64,32,8,2 48,40,6,3 --tokens 1 33 --ranks 3 --rounds 2");
   }
   const std::set<std::pair<std::string, int>> expected = {
       {"64,32,8,2", 1}, {"64,32,8,2", 33}, {"48,40,6,3", 1}, {"48,40,6,3", 33}};
@@ -104,6 +110,74 @@ TEST_F(BenchCommand, TimesForwardAndBackward) {
       EXPECT_EQ(row["repeat_bitwise_equal"], true);
     }
   }
+}
+
+TEST_F(BenchCommand, TimesEveryStepOfWholeCalls) {
+  const auto forward = rows_of(
+      bench({"--shape", "64,32,8,2", "--tokens", "40", "--ranks", "2", "--steps", "--json"}));
+  ASSERT_EQ(forward.size(), 1u);
+  std::vector<std::string> names;
+  for (const auto& step : forward[0]["steps"]) {
+    names.push_back(step["name"]);
+    EXPECT_GE(step["us"], 0.0) << step;
+  }
+  const std::vector<std::string> steps = {"publish",    "route",  "carve", "dispatch_w13_swiglu",
+                                          "w2_scatter", "combine"};
+  EXPECT_EQ(names, steps);
+  const auto train = rows_of(
+      bench({"--shape", "64,32,8,2", "--tokens", "40", "--mode", "train", "--steps", "--json"}));
+  ASSERT_EQ(train[0]["steps"].size(), 16u) << train[0]["steps"];
+  EXPECT_EQ(train[0]["steps"][15]["name"], "reduce_gradients");
+}
+
+TEST_F(BenchCommand, APeerThatIsNotInstalledIsLeftOutByName) {
+  const auto rows = rows_of(bench({"--shape", "64,32,8,2", "--tokens", "4", "--peers", "--python",
+                                   "/no/such/python", "--json"}));
+  EXPECT_EQ(rows[0]["peers"].size(), 0u);
+  EXPECT_TRUE(rows[0]["torch"].is_null());
+  EXPECT_NE(rows[0]["missing"].dump().find("PyTorch: io: cannot start /no/such/python"),
+            std::string::npos)
+      << rows[0]["missing"];
+  // A Python without PyTorch: what it says last.
+  std::ofstream(file("python")) << "#!/bin/sh\necho 'no module named torch' >&2\nexit 1\n";
+  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  const CommandResult table =
+      bench({"--shape", "64,32,8,2", "--tokens", "4", "--peers", "--python", file("python")});
+  EXPECT_NE(table.output.find("not measured: PyTorch: io: "), std::string::npos) << table.output;
+  EXPECT_NE(table.output.find("no module named torch"), std::string::npos) << table.output;
+}
+
+TEST_F(BenchCommand, APeerIsTimedInTheSameRounds) {
+  // It answers as bench/torch_peers.py does.
+  std::ofstream(file("python"))
+      << "#!/bin/sh\necho noise\n"
+         "echo '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\n"
+         "while read -r line; do case $line in\n"
+         "*time*) echo '{\"us\": 1e6}';; *) echo '{\"ok\": true}';; esac; done\n";
+  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  const Words words{"--shape", "64,32,8,2", "--tokens",     "4",
+                    "--peers", "--python",  file("python"), "--json"};
+  const auto rows = rows_of(bench(words));
+  ASSERT_EQ(rows[0]["peers"].size(), 1u) << rows[0];
+  EXPECT_EQ(rows[0]["torch"], "PyTorch 0");
+  const auto& peer = rows[0]["peers"][0];
+  EXPECT_EQ(peer["name"], "torch loop");
+  EXPECT_EQ(peer["median_us"], 1e6);
+  EXPECT_GT(peer["ratio"], 1.0);
+}
+
+TEST_F(BenchCommand, APeerThatCannotDoTheRoutesIsLeftOutByName) {
+  SampleInput(3, 2, 64, {3, -1, 3, 1, 0, 2}).write(file("routed"));
+  std::ofstream(file("python")) << "#!/bin/sh\necho '{\"version\": \"0\", \"variants\": []}'\n"
+                                   "while read -r line; do echo '{\"ok\": true}'; done\n";
+  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  const auto rows =
+      rows_of(bench({"--shape", "64,32,4,2", "--tokens", "4", "--routing", file("routed"),
+                     "--peers", "--python", file("python"), "--json"}));
+  EXPECT_NE(
+      rows[0]["missing"].dump().find("PyTorch: unsupported: its layers here know no disabled"),
+      std::string::npos)
+      << rows[0]["missing"];
 }
 
 TEST_F(BenchCommand, RoutesAsAFileDoes) {

@@ -38,7 +38,7 @@ TEST(BenchSummary, ARowHasTheRateFloorAndBoundOfItsRank) {
   const RowSamples samples{{70, 50, 40}, {2e-8}};
   const BenchRow row =
       summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 1);
-  EXPECT_EQ(row.shape, "A");
+  EXPECT_EQ(row.shape.name, "A");
   EXPECT_EQ(row.tokens, 7);
   EXPECT_DOUBLE_EQ(row.us.median, 50);
   EXPECT_DOUBLE_EQ(row.tflops.value(), 80);
@@ -51,6 +51,27 @@ TEST(BenchSummary, ARowHasTheRateFloorAndBoundOfItsRank) {
   EXPECT_DOUBLE_EQ(shared.tflops.value(), 80);
   EXPECT_DOUBLE_EQ(shared.floor_us.value(), 80);
   EXPECT_DOUBLE_EQ(shared.bound_us.value(), 160);
+}
+
+TEST(BenchSummary, RatiosAreOfSamplesOfOneRound) {
+  EXPECT_DOUBLE_EQ(ratio_of({30, 10, 80}, {10, 10, 20}).value(), 3);
+  EXPECT_FALSE(ratio_of({30, 10}, {10, 0}));
+  // A clock that falls by half in the second round halves both: the ratio stays.
+  RowSamples samples{.us = {50, 100}, .bound = {1e-8, 2e-8}};
+  samples.peers = {{100, 300}};
+  samples.steps = {{1, 2}, {5, 6}};
+  const BenchRow row =
+      summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 1);
+  EXPECT_DOUBLE_EQ(row.bound_ratio.value(), 50 / 40.0);
+  ASSERT_EQ(row.peers.size(), 1U);
+  EXPECT_DOUBLE_EQ(row.peers[0].ratio, 2.5);
+  EXPECT_DOUBLE_EQ(row.peers[0].us.median, 200);
+  ASSERT_EQ(row.steps.size(), 2U);
+  EXPECT_DOUBLE_EQ(row.steps[1].us, 5.5);
+  // Two ranks on one machine take turns in the bound, whose rate they share.
+  const BenchRow shared =
+      summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 2);
+  EXPECT_DOUBLE_EQ(shared.bound_ratio.value(), 50 / 80.0);
 }
 
 TEST(BenchSummary, StepsWithoutProductsHaveNoRate) {

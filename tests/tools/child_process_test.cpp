@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Invariant: what a program says and how it ends is known, also where it does not end by itself.
-#include "doctor/child_process.hpp"
+#include "child_process.hpp"
 
 #include <gtest/gtest.h>
 
@@ -41,6 +41,28 @@ TEST(ChildProcess, IsEndedAtTheDeadlineEvenWhereItRefuses) {
   EXPECT_EQ(result.exit_code, 128 + 9);
   EXPECT_EQ(result.output, "begun\n");
   EXPECT_LT(steady_clock::now() - begin, seconds(60));
+}
+
+TEST(ChildProcess, AnswersLineByLine) {
+  ChildProcess process({"sh", "-c", "while read -r line; do echo noise; echo \"= $line\"; done"},
+                       {}, ChildInput::kPipe);
+  const auto deadline = steady_clock::now() + seconds(60);
+  for (const std::string word : {"one", "two"}) {
+    process.write_line(word);
+    EXPECT_EQ(process.read_line("= ", deadline), "= " + word);
+  }
+  EXPECT_EQ(process.wait(deadline).exit_code, 0);
+}
+
+TEST(ChildProcess, AnEndInPlaceOfAnAnswerIsAnErrorWithItsLastWords) {
+  ChildProcess process({"sh", "-c", "echo first; echo no module >&2; exit 1"}, {},
+                       ChildInput::kPipe);
+  try {
+    process.read_line("{", steady_clock::now() + seconds(60));
+    FAIL() << "there was no answer";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "sh ended: no module");
+  }
 }
 
 TEST(ChildProcess, WhatCannotBeStartedIsAnError) {

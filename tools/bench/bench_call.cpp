@@ -2,6 +2,7 @@
 #include "bench/bench_call.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "backend/cpu/thread_pool.hpp"
@@ -193,27 +194,78 @@ StepObserver BenchCall::marks_of(void* stream) const {
   };
 }
 
-void BenchCall::train(const TensorSet& set, void* stream) {
+BenchCall::StepWatch BenchCall::watch_steps(void* stream) const {
+  // kEnd of the forward is where the backward begins: both set one mark.
+  constexpr auto kForwardSteps = static_cast<std::size_t>(ForwardStep::kEnd);
+  const auto mark = [this, stream](std::size_t index) { device_.mark(step_mark(index), stream); };
+  return {[mark](ForwardStep next) { mark(static_cast<std::size_t>(next)); },
+          [mark](BackwardStep next) { mark(kForwardSteps + static_cast<std::size_t>(next)); }};
+}
+
+void BenchCall::train(const TensorSet& set, void* stream, const StepWatch& watch) {
   const CallOptions options{.stream = stream};
   const SavedForward saved =
-      saving_routed_experts(*context_, set.input, set.weights, set.y, options);
+      run_saving_forward(context_->impl(), {.input = set.input,
+                                            .weights = set.weights,
+                                            .y_TD = set.y,
+                                            .options = options,
+                                            .observer = watch.forward ? &watch.forward : nullptr});
   device_.mark(TimeMark::kMiddle, stream);
-  const BackwardStepObserver marks = [this, stream](BackwardStep next) {
+  const BackwardStepObserver marks = [&](BackwardStep next) {
     if (next == BackwardStep::kRestoreActivations) device_.mark(TimeMark::kRestore, stream);
     if (next == BackwardStep::kDispatchGradH3) device_.mark(TimeMark::kRestored, stream);
+    if (watch.backward) watch.backward(next);
   };
   run_backward(context_->impl(), {saved, set.dy, set.weights, set.gradients, options, &marks});
 }
 
 void BenchCall::enqueue(const TensorSet& set, void* stream, bool marks_steps) {
   if (is_training()) {
-    train(set, stream);
+    train(set, stream, {});
   } else if (marks_steps && !times_whole_call(options_.mode)) {
     const StepObserver marks = marks_of(stream);
     call(set, stream, &marks);
   } else {
     call(set, stream, nullptr);
   }
+}
+
+std::vector<const char*> BenchCall::step_names() const {
+  std::vector<const char*> names;
+  names.reserve(kMaxStepMarks);
+  for (int step = 0; step < static_cast<int>(ForwardStep::kEnd); ++step) {
+    names.push_back(to_string(static_cast<ForwardStep>(step)));
+  }
+  for (int step = 0; is_training() && step < static_cast<int>(BackwardStep::kEnd); ++step) {
+    names.push_back(to_string(static_cast<BackwardStep>(step)));
+  }
+  return names;
+}
+
+StepTimes BenchCall::time_steps() {
+  void* stream = device_.stream();
+  const auto lap = [&](const StepWatch& watch) {
+    const TensorSet& set = sets_[num_laps_++ % sets_.size()];
+    is_training() ? train(set, stream, watch)
+                  : call(set, stream, watch.forward ? &watch.forward : nullptr);
+  };
+  StepTimes times;
+  // A mark of an idle device is where its clock meets the host's.
+  device_.wait();
+  device_.mark(TimeMark::kEnd, stream);
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  if (device_.is_asynchronous()) lap({});
+  device_.mark(TimeMark::kBegin, stream);
+  lap(watch_steps(stream));
+  device_.wait();
+  context_->check();
+  times.begin_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() +
+      static_cast<std::int64_t>(1e3 * device_.elapsed_us(TimeMark::kEnd, TimeMark::kBegin));
+  for (std::size_t mark = 0; mark <= step_names().size(); ++mark) {
+    times.us.push_back(device_.elapsed_us(TimeMark::kBegin, step_mark(mark)));
+  }
+  return times;
 }
 
 void BenchCall::run_lap(TensorSet& set, bool is_timed) {

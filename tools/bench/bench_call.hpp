@@ -4,6 +4,7 @@
 // of some or all steps of a call, and the check of what was timed.
 #pragma once
 
+#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -19,6 +20,7 @@
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "rank_group.hpp"
+#include "runtime/backward.hpp"
 #include "runtime/forward.hpp"
 
 namespace distmoe::tools {
@@ -50,6 +52,12 @@ struct CallCheck {
   double rel_l2() const;
 };
 
+/// When the steps of a call began and the last one ended: one more than there are names.
+struct StepTimes {
+  std::int64_t begin_ns = 0;  ///< of the call, on this machine's monotonic clock
+  std::vector<double> us;     ///< after that
+};
+
 class BenchCall {
  public:
   BenchCall(BenchDevice& device, const BenchCase& row, const BenchOptions& options,
@@ -69,6 +77,10 @@ class BenchCall {
   double forward_us() const { return device_.elapsed_us(TimeMark::kBegin, TimeMark::kMiddle); }
   double backward_us() const { return device_.elapsed_us(TimeMark::kMiddle, TimeMark::kEnd); }
   double restore_us() const { return device_.elapsed_us(TimeMark::kRestore, TimeMark::kRestored); }
+  /// The steps of a whole call: of a forward, or of a forward and its backward.
+  std::vector<const char*> step_names() const;
+  /// Collective: one call whose steps are marked.
+  StepTimes time_steps();
   /// Collective. What the last timed call left is compared with a plain computation of a few
   /// tokens, and bit by bit with an untimed call on outputs full of NaN.
   CallCheck check();
@@ -84,11 +96,17 @@ class BenchCall {
 
     std::vector<TensorView> outputs() const;
   };
+  /// Told of the steps of a call; empty members: nobody watches.
+  struct StepWatch {
+    StepObserver forward;
+    BackwardStepObserver backward;
+  };
   void add_set(int index, const BenchWeights& weights);
   void add_gradients(int index, TensorSet& set);
-  void train(const TensorSet& set, void* stream);
+  void train(const TensorSet& set, void* stream, const StepWatch& watch);
   void call(const TensorSet& set, void* stream, const StepObserver* observer);
   StepObserver marks_of(void* stream) const;
+  StepWatch watch_steps(void* stream) const;
   void run_lap(TensorSet& set, bool is_timed);
   bool is_training() const { return options_.mode == BenchMode::kTrain; }
   /// One call, its inner marks set where `marks_steps`.

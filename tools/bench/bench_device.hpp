@@ -54,10 +54,18 @@ struct DenseLayer {
   const void* w2 = nullptr;   ///< BF16 [experts, D, F]
 };
 
-/// In the order of a lap; kMiddle is set where it has two parts, and the two after it where the
-/// second one restores activations.
-enum class TimeMark { kBegin, kMiddle, kRestore, kRestored, kEnd };
-inline constexpr std::size_t kNumTimeMarks = 5;
+/// In the order of a lap; kMiddle is set where it has two parts, the two after it where the second
+/// one restores activations, kFirstStep and those after it where the steps of its calls are
+/// watched.
+enum class TimeMark : std::size_t { kBegin, kMiddle, kRestore, kRestored, kEnd, kFirstStep };
+/// Before each step of a forward and of a backward, and at the end of each.
+inline constexpr std::size_t kMaxStepMarks = 18;
+inline constexpr std::size_t kNumTimeMarks =
+    static_cast<std::size_t>(TimeMark::kFirstStep) + kMaxStepMarks;
+
+constexpr TimeMark step_mark(std::size_t index) {
+  return static_cast<TimeMark>(static_cast<std::size_t>(TimeMark::kFirstStep) + index);
+}
 
 class BenchDevice {
  public:

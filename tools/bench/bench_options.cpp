@@ -39,7 +39,7 @@ constexpr const char* kFooter =
     "  distmoe bench --shape 2048,768,64,8 --tokens 1 16 --backend cuda --graph --routing zipf\n"
     "  mpirun -n 2 distmoe bench --engine mpi --shape 2048,768,64,8 --tokens 512\n";
 
-void add_what_to_measure(CLI::App& app, BenchOptions& options) {
+void add_shapes_and_routing(CLI::App& app, BenchOptions& options) {
   app.add_option_function<std::vector<std::string>>(
          "--shape",
          [&options](const std::vector<std::string>& texts) {
@@ -110,13 +110,17 @@ void add_training_options(CLI::App& app, BenchOptions& options) {
 }
 
 void add_how_to_measure(CLI::App& app, BenchOptions& options) {
-  add_count(app, "--ranks", "Expert-parallel ranks [1; under mpirun the launcher's]", kMaxRanks,
-            [&options](std::int64_t value) { options.ranks = static_cast<int>(value); });
-  add_engine_option(app, options.engine);
-  add_backend_option(app, options.backend);
-  add_count(app, "--sms", "Streaming multiprocessors of a rank, as Config::num_sms [all]",
-            kMaxCount, [&options](std::int64_t value) { options.num_sms = value; });
   app.add_flag("--graph", options.graph, "Replay CUDA graphs of the calls (--backend cuda)");
+  app.add_flag("--steps", options.steps,
+               "Also time every step of whole calls, in calls of their own");
+  app.add_flag("--peers", options.peers,
+               "Also time layers of PyTorch in the same rounds (one rank; left out by name where "
+               "it is not installed)");
+  add(app, "--python", "PROGRAM", "Python that has PyTorch [python3]",
+      [&options](const std::string& text) {
+        DISTMOE_CHECK(!text.empty(), kInvalidArgument, "--python is empty; legal: a program");
+        options.python = text;
+      });
   add_count(app, "--rounds", "Times that every row is measured, in turn [21]", kMaxRounds,
             [&options](std::int64_t value) { options.rounds = static_cast<int>(value); });
   add(app, "--tolerance", "X",
@@ -124,7 +128,6 @@ void add_how_to_measure(CLI::App& app, BenchOptions& options) {
       [&options](const std::string& text) {
         options.tolerance = parse_real("--tolerance", text, Zero::kLegal);
       });
-  add_timeout_option(app, options.timeout);
 }
 
 }  // namespace
@@ -145,10 +148,63 @@ std::string BenchOptions::routing_text() const {
   return routing_file.string();
 }
 
+std::string BenchOptions::command_text() const {
+  std::string text = "distmoe bench --shape";
+  for (const BenchShape& shape : shapes) text += " " + shape.name;
+  text += " --tokens";
+  for (const std::int64_t count : tokens) text += concat(" ", count);
+  const auto add_unless = [&text](bool is_default, const std::string& words) {
+    if (!is_default) text += " " + words;
+  };
+  add_unless(mode == BenchMode::kForward, concat("--mode ", to_string(mode)));
+  add_unless(routing == RoutingKind::kUniform, concat("--routing ", routing_text()));
+  add_unless(routing_layer == 0, concat("--routing-layer ", routing_layer));
+  add_unless(combine == Combine::kPerRoute, "--combine per_rank");
+  add_unless(activation_policy == ActivationPolicy::kFull, "--activation-policy lean");
+  add_unless(!recompute, "--recompute");
+  add_unless(!ranks, concat("--ranks ", ranks.value_or(1)));
+  add_unless(engine == Engine::kThreads, concat("--engine ", to_string(engine)));
+  add_unless(backend == BackendKind::kCpu, "--backend cuda");
+  add_unless(!num_sms, concat("--sms ", num_sms.value_or(0)));
+  add_unless(!graph, "--graph");
+  add_unless(!steps, "--steps");
+  add_unless(!peers, "--peers");
+  add_unless(rounds == BenchOptions().rounds, concat("--rounds ", rounds));
+  return text;
+}
+
+void check_together(const BenchOptions& options) {
+  DISTMOE_CHECK(options.mode == BenchMode::kTrain || options.first_of_training.empty(),
+                kInvalidArgument, options.first_of_training,
+                " is an option of training: it needs --mode train");
+  DISTMOE_CHECK(!options.graph || options.backend == BackendKind::kCuda, kInvalidArgument,
+                "--graph captures CUDA graphs: it needs --backend cuda");
+  DISTMOE_CHECK(!options.num_sms || options.backend == BackendKind::kCuda, kInvalidArgument,
+                "--sms counts multiprocessors of a GPU: it needs --backend cuda");
+  DISTMOE_CHECK(!is_exchange(options.mode) || options.backend == BackendKind::kCuda, kUnsupported,
+                "--mode ", to_string(options.mode),
+                " is of the CUDA backend: on the CPU rows move within the first product's step");
+}
+
+void add_call_options(CLI::App& app, BenchOptions& options) {
+  add_shapes_and_routing(app, options);
+  add_training_options(app, options);
+}
+
+void add_place_options(CLI::App& app, BenchOptions& options) {
+  add_count(app, "--ranks", "Expert-parallel ranks [1; under mpirun the launcher's]", kMaxRanks,
+            [&options](std::int64_t value) { options.ranks = static_cast<int>(value); });
+  add_engine_option(app, options.engine);
+  add_backend_option(app, options.backend);
+  add_count(app, "--sms", "Streaming multiprocessors of a rank, as Config::num_sms [all]",
+            kMaxCount, [&options](std::int64_t value) { options.num_sms = value; });
+  add_timeout_option(app, options.timeout);
+}
+
 void add_bench_options(CLI::App& app, BenchOptions& options) {
   app.footer(kFooter);
-  add_what_to_measure(app, options);
-  add_training_options(app, options);
+  add_call_options(app, options);
+  add_place_options(app, options);
   add_how_to_measure(app, options);
   app.add_flag("--json", options.json, "Print one JSON object a row on stdout and nothing else");
 }

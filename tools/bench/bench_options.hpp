@@ -54,6 +54,9 @@ struct BenchOptions {
   RoutingKind routing = RoutingKind::kUniform;
   std::filesystem::path routing_file;  ///< of kCaptured
   std::int64_t routing_layer = 0;
+  bool steps = false;              ///< also time every step, in calls of their own
+  bool peers = false;              ///< also time PyTorch's layers
+  std::string python = "python3";  ///< that has PyTorch
   int rounds = 21;
   double tolerance = default_tolerance(Precision::kBF16);
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
@@ -62,9 +65,19 @@ struct BenchOptions {
   RankSetup rank_setup() const { return {engine, backend, ranks.value_or(1), timeout}; }
   /// "uniform", "zipf" or the file.
   std::string routing_text() const;
+  /// The words of a command line that says the same.
+  std::string command_text() const;
 };
 
-/// Declares the options; parsing `app` fills `options`, which must outlive it.
+/// Throws where options that are each legal do not go together.
+void check_together(const BenchOptions& options);
+
+/// Shapes, tokens, mode, routing and training: which calls are made.
+void add_call_options(CLI::App& app, BenchOptions& options);
+/// Ranks, engine, backend, multiprocessors and timeout: where they are made.
+void add_place_options(CLI::App& app, BenchOptions& options);
+
+/// Declares all options; parsing `app` fills `options`, which must outlive it.
 void add_bench_options(CLI::App& app, BenchOptions& options);
 
 }  // namespace distmoe::tools

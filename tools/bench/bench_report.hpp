@@ -8,7 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "bench/bench_options.hpp"
+#include "bench/bench_shape.hpp"
 #include "bench/spread.hpp"
+#include "bench/traffic.hpp"
+#include "distmoe/memory_plan.hpp"
 #include "exit_code.hpp"
 
 namespace distmoe::tools {
@@ -21,23 +25,46 @@ struct BenchCeilings {
   std::optional<double> link_gb_s;
 };
 
+/// More than this much between the tenths of the samples, in units of the median, is unstable.
+inline constexpr double kUnstableSpread = 0.1;
+
+/// Somebody else's layer in the same rounds.
+struct PeerTime {
+  std::string name{};
+  Spread us;
+  double ratio = 0.0;  ///< median over the rounds of the peer's time / the row's
+
+  bool is_unstable() const { return us.relative() > kUnstableSpread; }
+};
+
+struct StepTime {
+  std::string name{};
+  double us = 0.0;  ///< median
+};
+
 /// One shape and one number of tokens.
 struct BenchRow {
-  std::string shape;
-  std::int64_t tokens = 0;  ///< of every rank
-  Spread us;                ///< of the slowest rank of each round
+  BenchShape shape;
+  std::int64_t tokens = 0;   ///< of every rank
+  std::int64_t experts = 0;  ///< of the group
+  Spread us;                 ///< of the slowest rank of each round
+  CallTraffic traffic;
   std::optional<double> tflops;
   std::optional<double> bound_us;
+  std::optional<double> bound_ratio;  ///< median over the rounds of the time / the bound
   std::optional<double> floor_us;
   std::optional<double> forward_us;  ///< parts of a training step
   std::optional<double> backward_us;
   std::optional<double> restore_us;  ///< a part of backward_us
-  double rel_l2 = 0.0;               ///< of sampled tokens of the last timed call
+  std::vector<StepTime> steps;       ///< of --steps
+  std::vector<PeerTime> peers;
+  MemoryPlan plan;
+  double rel_l2 = 0.0;  ///< of sampled tokens of the last timed call
   bool is_bitwise_repeatable = true;
 
   std::optional<double> efficiency() const;
   /// The middle 80 percent of the times lie further apart than 10 percent of the median.
-  bool is_unstable() const { return us.relative() > 0.1; }
+  bool is_unstable() const { return us.relative() > kUnstableSpread; }
 };
 
 struct BenchReport {
@@ -52,11 +79,19 @@ struct BenchReport {
   bool graph = false;
   int rounds = 0;
   double tolerance = 0.0;
+  std::string version;
+  std::string date;                  ///< UTC, "2026-11-30T18:00:00Z"
+  std::string command;               ///< that repeats it
   std::string machine;               ///< processor or device
+  std::string torch;                 ///< its version; empty where it is no peer
+  double overhead_us = 0.0;          ///< a measurement of nothing
   std::vector<std::string> missing;  ///< what could not be measured, and why
   BenchCeilings ceilings;
   std::vector<BenchRow> rows;
 };
+
+/// What the options and the present moment say.
+BenchReport report_of(const BenchOptions& options, int num_ranks);
 
 /// One object a line, with the documented keys in their order.
 std::string json_of(const BenchReport& report);

@@ -3,19 +3,22 @@
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "bench/bench_call.hpp"
-#include "bench/bench_case.hpp"
 #include "bench/bench_device.hpp"
 #include "bench/bench_report.hpp"
+#include "bench/bench_rows.hpp"
 #include "bench/bench_series.hpp"
 #include "bench/bench_summary.hpp"
+#include "bench/torch_peers.hpp"
 #include "core/check.hpp"
 #include "progress.hpp"
 #include "rank_group.hpp"
+#include "rank_launch.hpp"
+#include "runtime/cores.hpp"
 #include "standard_output.hpp"
 
 namespace distmoe::tools {
@@ -24,22 +27,15 @@ namespace {
 /// Rounds whose samples do not count.
 constexpr int kWarmUpRounds = 3;
 
-/// A row of the table on this rank.
-struct RowRun {
-  BenchCase plan;
-  std::shared_ptr<const LayerValues> values;
-  std::unique_ptr<BenchCall> call;
-  std::size_t time_series = 0;
-  std::size_t forward_series = 0;  ///< of a mode that trains, like backward_series
-  std::size_t backward_series = 0;
-  std::size_t restore_series = 0;
-  std::size_t bound_series = 0;
-};
-
-/// What every rank tells of its device before anything is planned.
-struct DeviceFacts {
-  std::uint64_t identity = 0;
-  std::int64_t cache_bytes = 0;
+/// Where the samples of a row are.
+struct RowSeries {
+  std::size_t time = 0;
+  std::size_t forward = 0;  ///< of a mode that trains, like backward
+  std::size_t backward = 0;
+  std::size_t restore = 0;
+  std::size_t bound = 0;
+  std::vector<std::size_t> steps;  ///< of --steps
+  std::vector<std::size_t> peers;
 };
 
 class BenchRun {
@@ -47,136 +43,53 @@ class BenchRun {
   BenchRun(const BenchOptions& options, std::shared_ptr<Communicator> communicator,
            SharedLayerValues& values)
       : options_(options),
-        values_(values),
         group_(std::move(communicator), options.timeout),
-        progress_(group_.is_first()) {}
+        progress_(group_.is_first()),
+        rows_(options_, group_, progress_, values, num_calls(options)) {}
 
-  RankGroup& group() noexcept { return group_; }
-
-  // The steps of a run, in order. prepare(), plan_rows() and place_tensors() may fail on one rank
-  // alone: the ranks agree after them.
-  void prepare();
-  std::string settings() const;
-  void meet();
-  void plan_rows();
-  void create_contexts();
-  void place_tensors();
-  void make_ceilings();
-  void measure();
-  void check_outputs();
-  Failure report();
+  ExitCode run();
   void clear() { progress_.clear(); }
 
  private:
   using MakeCeiling = std::function<std::optional<Ceiling>(std::string& why_not)>;
 
-  int ordinal() const { return device_of_rank(options_.rank_setup(), group_.rank()); }
+  static int num_calls(const BenchOptions& options) {
+    return (options.rounds + kWarmUpRounds) * (options.steps ? 2 : 1);
+  }
+  bool is_training() const { return options_.mode == BenchMode::kTrain; }
+
+  void prepare_series();
+  void add_ceilings();
+  void add_row_series(std::size_t index);
+  void add_peers();
+  void measure();
+  void check_outputs();
+  Failure report();
+
   std::size_t add_series(std::function<double()> measure);
   std::size_t add_ceiling(const char* what, const MakeCeiling& make);
-  std::optional<Ceiling> dense_layer_of(const RowRun& row, std::string& why_not);
+  std::optional<Ceiling> dense_layer_of(const RowCall& row, std::string& why_not);
   BenchReport make_report(const std::vector<Samples>& slowest,
-                          const std::vector<CallCheck>& checks) const;
+                          const std::vector<CallCheck>& checks);
+  RowSamples samples_of(const RowSeries& series, const std::vector<Samples>& slowest) const;
 
   const BenchOptions& options_;
-  SharedLayerValues& values_;
   RankGroup group_;
   Progress progress_;
-
-  std::optional<CapturedRouting> captured_;
-  std::unique_ptr<BenchDevice> device_;
-  DeviceSharing sharing_;
-  std::int64_t cache_bytes_ = 0;
-  std::vector<RowRun> rows_;
-  std::deque<BenchWeights> weights_;  ///< one a shape
+  BenchRows rows_;
+  std::unique_ptr<TorchPeers> torch_;
   std::deque<Ceiling> ceilings_;
   std::vector<BenchSeries> series_;
+  std::vector<RowSeries> row_series_;
   std::size_t dense_series_ = 0;
   std::size_t copy_series_ = 0;
   std::size_t read_series_ = 0;
   std::size_t link_series_ = 0;
+  std::size_t overhead_series_ = 0;
+  std::vector<double> step_times_;  ///< of the last call whose steps were marked
   std::vector<std::string> missing_;
   std::vector<CallCheck> checks_;
 };
-
-void BenchRun::prepare() {
-  DISTMOE_CHECK(!options_.ranks || *options_.ranks == group_.size(), kInvalidArgument,
-                "--ranks is ", options_.ranks.value_or(0), ", but the launcher started ",
-                group_.size(), " ranks");
-  if (options_.routing == RoutingKind::kCaptured) {
-    captured_ = CapturedRouting::open(options_.routing_file, options_.routing_layer);
-  }
-  device_ = options_.backend == BackendKind::kCuda ? make_cuda_bench_device(ordinal())
-                                                   : make_cpu_bench_device();
-}
-
-// All that must be the same on every rank.
-std::string BenchRun::settings() const {
-  std::string text =
-      concat(to_string(options_.backend), " --mode ", to_string(options_.mode), " --rounds ",
-             options_.rounds, options_.graph ? " --graph" : "", " --routing ",
-             options_.routing_text(), " ", options_.routing_layer, " --combine ",
-             static_cast<int>(options_.combine), " --sms ", options_.num_sms.value_or(0),
-             " --activation-policy ", static_cast<int>(options_.activation_policy),
-             options_.recompute ? " --recompute" : "", " --tokens");
-  for (const std::int64_t tokens : options_.tokens) text += concat(" ", tokens);
-  for (const BenchShape& shape : options_.shapes) text += " --shape " + shape.name;
-  return text;
-}
-
-void BenchRun::meet() {
-  std::vector<std::uint64_t> identities;
-  for (const DeviceFacts& facts :
-       group_.all_gather(DeviceFacts{device_->identity(), device_->cache_bytes()})) {
-    identities.push_back(facts.identity);
-    cache_bytes_ = std::max(cache_bytes_, facts.cache_bytes);
-  }
-  sharing_ = device_sharing(identities);
-}
-
-void BenchRun::plan_rows() {
-  progress_.show("planning");
-  const int laps_per_round = device_->is_asynchronous() ? 2 : 1;
-  const BenchSetting setting{.options = options_,
-                             .rank = group_.rank(),
-                             .num_ranks = group_.size(),
-                             .cache_bytes = cache_bytes_,
-                             .num_laps = (options_.rounds + kWarmUpRounds) * laps_per_round,
-                             .captured = captured_ ? &*captured_ : nullptr};
-  for (const BenchShape& shape : options_.shapes) {
-    for (const std::int64_t tokens : options_.tokens) {
-      rows_.push_back({.plan = make_bench_case(shape, tokens, setting),
-                       .values = values_.of(shape),
-                       .call = nullptr});
-    }
-  }
-  for (RowRun& row : rows_) {
-    row.call = std::make_unique<BenchCall>(*device_, row.plan, options_, group_);
-  }
-}
-
-void BenchRun::create_contexts() {
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    progress_.show("creating contexts", static_cast<std::int64_t>(i + 1), std::ssize(rows_));
-    rows_[i].call->create_context(ordinal());
-  }
-}
-
-void BenchRun::place_tensors() {
-  const std::size_t rows_per_shape = options_.tokens.size();
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    progress_.show("filling tensors", static_cast<std::int64_t>(i + 1), std::ssize(rows_));
-    const RowRun& row = rows_[i];
-    if (i % rows_per_shape == 0) {
-      int num_copies = 1;
-      for (std::size_t j = i; j < i + rows_per_shape; ++j) {
-        num_copies = std::max(num_copies, rows_[j].plan.num_weight_copies);
-      }
-      weights_.emplace_back(*device_, *row.values, row.call->context().first_expert(),
-                            row.call->context().num_local_experts(), num_copies);
-    }
-    row.call->place_tensors(*row.values, weights_.back());
-  }
-}
 
 std::size_t BenchRun::add_series(std::function<double()> measure) {
   series_.push_back({std::move(measure), {}});
@@ -187,63 +100,120 @@ std::size_t BenchRun::add_ceiling(const char* what, const MakeCeiling& make) {
   std::string why_not;
   std::optional<Ceiling> ceiling = make(why_not);
   if (!why_not.empty()) missing_.push_back(concat(what, ": ", why_not));
-  if (!ceiling || !sharing_.is_leader(group_.rank())) return add_series(nullptr);
+  if (!ceiling || !rows_.sharing().is_leader(group_.rank())) return add_series(nullptr);
   const Ceiling& kept = ceilings_.emplace_back(std::move(*ceiling));
-  return add_series([this, &kept] { return us_per_work(*device_, kept); });
+  return add_series([this, &kept] { return us_per_work(rows_.device(), kept); });
 }
 
-std::optional<Ceiling> BenchRun::dense_layer_of(const RowRun& row, std::string& why_not) {
-  const std::size_t shape = static_cast<std::size_t>(&row - rows_.data()) / options_.tokens.size();
-  const ExpertWeights& weights = weights_[shape].copy(0);
-  return device_->dense_layer({.num_rows = row.plan.num_tokens * row.plan.shape.top_k,
-                               .num_experts = row.call->context().num_local_experts(),
-                               .hidden_dim = row.plan.shape.hidden_dim,
-                               .intermediate_dim = row.plan.shape.intermediate_dim,
-                               .w13 = weights.w13_L2FD.data,
-                               .w2 = weights.w2_LDF.data},
-                              why_not);
+std::optional<Ceiling> BenchRun::dense_layer_of(const RowCall& row, std::string& why_not) {
+  const ExpertWeights& weights = row.weights->copy(0);
+  return rows_.device().dense_layer({.num_rows = row.plan.num_tokens * row.plan.shape.top_k,
+                                     .num_experts = row.call->context().num_local_experts(),
+                                     .hidden_dim = row.plan.shape.hidden_dim,
+                                     .intermediate_dim = row.plan.shape.intermediate_dim,
+                                     .w13 = weights.w13_L2FD.data,
+                                     .w2 = weights.w2_LDF.data},
+                                    why_not);
 }
 
-void BenchRun::make_ceilings() {
-  progress_.show("preparing ceilings");
-  const bool is_leader = sharing_.is_leader(group_.rank());
+void BenchRun::add_ceilings() {
+  BenchDevice& device = rows_.device();
+  const bool is_leader = rows_.sharing().is_leader(group_.rank());
   const auto led = [is_leader](auto make) -> MakeCeiling {
     return [is_leader, make](std::string& why_not) {
       return is_leader ? std::optional<Ceiling>(make(why_not)) : std::nullopt;
     };
   };
-  dense_series_ =
-      add_ceiling("dense products",
-                  led([this](std::string& why_not) { return device_->dense_product(why_not); }));
-  copy_series_ = add_ceiling(
-      "memory", led([this](std::string&) { return std::optional(device_->memory_copy()); }));
-  read_series_ = add_ceiling(
-      "memory", led([this](std::string&) { return std::optional(device_->memory_read()); }));
-  link_series_ = add_ceiling("link", [this](std::string& why_not) -> std::optional<Ceiling> {
-    if (sharing_.leaders.size() < 2) return std::nullopt;
-    return device_->link_read(group_, sharing_.leaders, why_not);
+  dense_series_ = add_ceiling(
+      "dense products", led([&](std::string& why_not) { return device.dense_product(why_not); }));
+  copy_series_ =
+      add_ceiling("memory", led([&](std::string&) { return std::optional(device.memory_copy()); }));
+  read_series_ =
+      add_ceiling("memory", led([&](std::string&) { return std::optional(device.memory_read()); }));
+  link_series_ = add_ceiling("link", [&](std::string& why_not) -> std::optional<Ceiling> {
+    if (rows_.sharing().leaders.size() < 2) return std::nullopt;
+    return device.link_read(group_, rows_.sharing().leaders, why_not);
   });
-  for (RowRun& row : rows_) {
-    row.time_series = add_series([&row] { return row.call->time(); });
-    if (options_.mode == BenchMode::kTrain) {
-      row.forward_series = add_series([&row] { return row.call->forward_us(); });
-      row.backward_series = add_series([&row] { return row.call->backward_us(); });
-      row.restore_series = add_series([&row] { return row.call->restore_us(); });
-    }
-    row.bound_series = add_ceiling(
-        "bound", led([this, &row](std::string& why_not) { return dense_layer_of(row, why_not); }));
+  overhead_series_ = add_series([&device] {
+    return time_lap(device, [&](bool is_timed) {
+      if (!is_timed) return;
+      device.mark(TimeMark::kBegin, device.stream());
+      device.mark(TimeMark::kEnd, device.stream());
+    });
+  });
+}
+
+void BenchRun::add_row_series(std::size_t index) {
+  RowCall& row = rows_.rows()[index];
+  RowSeries& series = row_series_[index];
+  series.time = add_series([&row] { return row.call->time(); });
+  if (is_training()) {
+    series.forward = add_series([&row] { return row.call->forward_us(); });
+    series.backward = add_series([&row] { return row.call->backward_us(); });
+    series.restore = add_series([&row] { return row.call->restore_us(); });
   }
+  series.bound = add_ceiling("bound", [&](std::string& why_not) -> std::optional<Ceiling> {
+    if (!rows_.sharing().is_leader(group_.rank())) return std::nullopt;
+    return dense_layer_of(row, why_not);
+  });
+  for (std::size_t peer = 0; torch_ && peer < torch_->names().size(); ++peer) {
+    series.peers.push_back(add_series([this, index, peer] { return torch_->time(index, peer); }));
+  }
+  const std::size_t num_steps = options_.steps ? row.call->step_names().size() : 0;
+  for (std::size_t step = 0; step < num_steps; ++step) {
+    series.steps.push_back(add_series([this, &row, step] {
+      if (step == 0) step_times_ = row.call->time_steps().us;
+      return step_times_[step + 1] - step_times_[step];
+    }));
+  }
+}
+
+/// A peer that cannot be had is named in the report, not an error.
+void BenchRun::add_peers() {
+  if (!options_.peers) return;
+  if (group_.size() > 1) {
+    missing_.emplace_back("PyTorch: its layers here are of one rank");
+    return;
+  }
+  const bool is_whole = options_.mode == BenchMode::kForward || is_training();
+  if (!is_whole) {
+    missing_.emplace_back("PyTorch: its layers here are whole calls");
+    return;
+  }
+  progress_.show("starting PyTorch");
+  const Failure failure = attempt([&] {
+    auto torch = std::make_unique<TorchPeers>(options_.python, options_.backend,
+                                              cores_of_this_process().num_cores);
+    for (std::size_t i = 0; i < rows_.rows().size(); ++i) {
+      const BenchCase& plan = rows_.rows()[i].plan;
+      progress_.show("making layers of PyTorch", static_cast<std::int64_t>(i + 1),
+                     std::ssize(rows_.rows()));
+      torch->add_layer(i, plan, is_training());
+      // The first call compiles and chooses kernels; what it cannot do it says here.
+      for (std::size_t peer = 0; peer < torch->names().size(); ++peer) torch->time(i, peer);
+    }
+    torch_ = std::move(torch);
+  });
+  if (failure.happened()) missing_.push_back("PyTorch: " + failure.message);
+}
+
+void BenchRun::prepare_series() {
+  progress_.show("preparing ceilings");
+  add_ceilings();
+  add_peers();
+  row_series_.resize(rows_.rows().size());
+  for (std::size_t i = 0; i < rows_.rows().size(); ++i) add_row_series(i);
 }
 
 void BenchRun::measure() {
   const int num_rounds = options_.rounds + kWarmUpRounds;
+  const std::int64_t total = num_rounds * std::ssize(series_);
+  std::int64_t done = 0;
   for (int round = 0; round < num_rounds; ++round) {
-    for (std::size_t i = 0; i < series_.size(); ++i) {
-      progress_.show(concat("round ", round + 1, "/", num_rounds, ", measurement"),
-                     static_cast<std::int64_t>(i + 1), std::ssize(series_));
+    for (BenchSeries& series : series_) {
+      progress_.show("measuring", ++done, total);
       // Every rank waits here for the others: a measurement has the machine to itself.
       group_.barrier();
-      BenchSeries& series = series_[i];
       const double sample = series.measure ? series.measure() : 0.0;
       if (round >= kWarmUpRounds) series.samples.push_back(sample);
     }
@@ -251,9 +221,10 @@ void BenchRun::measure() {
 }
 
 void BenchRun::check_outputs() {
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    progress_.show("checking outputs", static_cast<std::int64_t>(i + 1), std::ssize(rows_));
-    checks_.push_back(rows_[i].call->check());
+  std::int64_t done = 0;
+  for (RowCall& row : rows_.rows()) {
+    progress_.show("checking outputs", ++done, std::ssize(rows_.rows()));
+    checks_.push_back(row.call->check());
   }
 }
 
@@ -285,75 +256,62 @@ Failure BenchRun::report() {
   return unprinted.happened() ? unprinted : failure;
 }
 
+RowSamples BenchRun::samples_of(const RowSeries& series,
+                                const std::vector<Samples>& slowest) const {
+  RowSamples samples{.us = slowest[series.time], .bound = slowest[series.bound]};
+  if (is_training()) {
+    samples.forward = slowest[series.forward];
+    samples.backward = slowest[series.backward];
+    samples.restore = slowest[series.restore];
+  }
+  for (const std::size_t step : series.steps) samples.steps.push_back(slowest[step]);
+  for (const std::size_t peer : series.peers) samples.peers.push_back(slowest[peer]);
+  return samples;
+}
+
 BenchReport BenchRun::make_report(const std::vector<Samples>& slowest,
-                                  const std::vector<CallCheck>& checks) const {
+                                  const std::vector<CallCheck>& checks) {
   const MachineRates rates = rates_of({slowest[dense_series_], slowest[copy_series_],
                                        slowest[read_series_], slowest[link_series_]});
-  BenchReport report{.ranks = group_.size(),
-                     .engine = to_string(options_.engine),
-                     .backend = to_string(options_.backend),
-                     .mode = to_string(options_.mode),
-                     .routing = options_.routing_text(),
-                     .combine = options_.combine == Combine::kPerRoute ? "per_route" : "per_rank",
-                     .activation_policy = {},
-                     .recompute = {},
-                     .graph = options_.graph,
-                     .rounds = options_.rounds,
-                     .tolerance = options_.tolerance,
-                     .machine = device_->name(),
-                     .missing = missing_,
-                     .ceilings = ceilings_of(rates),
-                     .rows = {}};
-  if (options_.mode == BenchMode::kTrain) {
-    report.activation_policy =
-        options_.activation_policy == ActivationPolicy::kFull ? "full" : "lean";
-    report.recompute = options_.recompute;
-  }
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const RowRun& row = rows_[i];
-    RowSamples samples{.us = slowest[row.time_series], .bound = slowest[row.bound_series]};
-    if (options_.mode == BenchMode::kTrain) {
-      samples.forward = slowest[row.forward_series];
-      samples.backward = slowest[row.backward_series];
-      samples.restore = slowest[row.restore_series];
+  BenchReport report = report_of(options_, group_.size());
+  report.machine = rows_.device().name();
+  report.missing = missing_;
+  report.ceilings = ceilings_of(rates);
+  report.overhead_us = spread_of(slowest[overhead_series_]).median;
+  if (torch_) report.torch = torch_->version();
+  for (std::size_t i = 0; i < rows_.rows().size(); ++i) {
+    const RowCall& row = rows_.rows()[i];
+    const RowSeries& series = row_series_[i];
+    BenchRow summary = summarize_row(row.plan, options_.mode, samples_of(series, slowest),
+                                     checks[i], rates, rows_.sharing().ranks_per_device);
+    summary.plan = row.call->context().memory_plan();
+    const std::vector<const char*> steps = row.call->step_names();
+    for (std::size_t s = 0; s < summary.steps.size(); ++s) summary.steps[s].name = steps[s];
+    for (std::size_t p = 0; p < summary.peers.size(); ++p) {
+      summary.peers[p].name = torch_->names()[p];
     }
-    report.rows.push_back(summarize_row(row.plan, options_.mode, samples, checks[i], rates,
-                                        sharing_.ranks_per_device));
+    report.rows.push_back(std::move(summary));
   }
   return report;
 }
 
-Failure set_up(BenchRun& run) {
-  Failure failure = run.group().agree(attempt([&] { run.prepare(); }));
-  if (!failure.happened()) failure = run.group().find_difference(run.settings());
-  if (failure.happened()) return failure;
-  run.meet();
-  failure = run.group().agree(attempt([&] { run.plan_rows(); }));
+ExitCode BenchRun::run() {
+  Failure failure = rows_.set_up();
   if (!failure.happened()) {
-    failure = attempt_together(is_known_to_all_creators, [&] { run.create_contexts(); });
-  }
-  if (failure.happened()) return failure;
-  failure = run.group().agree(attempt([&] { run.place_tensors(); }));
-  if (!failure.happened()) run.make_ceilings();
-  return failure;
-}
-
-ExitCode run_steps(BenchRun& run) {
-  Failure failure = set_up(run);
-  if (!failure.happened()) {
+    prepare_series();
     failure = attempt_together(is_known_to_all_callers, [&] {
-      run.measure();
-      run.check_outputs();
+      measure();
+      check_outputs();
     });
   }
-  if (!failure.happened()) failure = run.group().agree(run.report());
-  if (run.group().is_first()) {
-    run.clear();
+  if (!failure.happened()) failure = group_.agree(report());
+  if (group_.is_first()) {
+    clear();
     if (failure.happened()) print_error(failure.message);
   }
   // NOTE: mpirun ends all processes once one has failed, so nobody leaves before the first rank
   // has said everything.
-  run.group().barrier();
+  group_.barrier();
   return failure.exit_code;
 }
 
@@ -364,7 +322,7 @@ RankOutcome run_bench_rank(const BenchOptions& options,
                            SharedLayerValues& values) {
   BenchRun run(options, communicator, values);
   return run_rank_steps(
-      *communicator, [&] { return run_steps(run); }, [&] { run.clear(); });
+      *communicator, [&] { return run.run(); }, [&] { run.clear(); });
 }
 
 }  // namespace distmoe::tools

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench_summary.hpp"
 
+#include <cstddef>
 #include <optional>
 
 namespace distmoe::tools {
@@ -20,6 +21,15 @@ std::optional<double> scaled(const std::optional<double>& value, double factor) 
 
 }  // namespace
 
+std::optional<double> ratio_of(const Samples& samples, const Samples& divisors) {
+  Samples ratios;
+  for (std::size_t round = 0; round < samples.size(); ++round) {
+    if (divisors[round] <= 0.0) return std::nullopt;
+    ratios.push_back(samples[round] / divisors[round]);
+  }
+  return spread_of(ratios).median;
+}
+
 MachineRates rates_of(const CeilingSamples& samples) {
   return {rate_of(samples.dense), rate_of(samples.copy), rate_of(samples.read),
           rate_of(samples.link)};
@@ -37,19 +47,22 @@ BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& 
   const double share = 1.0 / ranks_per_device;
   const MachineRates own{scaled(rates.flops, share), scaled(rates.copied_bytes, share),
                          scaled(rates.read_bytes, share), scaled(rates.link_bytes, share)};
-  BenchRow row{.shape = plan.shape.name,
-               .tokens = plan.num_tokens,
-               .us = spread_of(samples.us),
-               .tflops = {},
-               .bound_us = {},
-               .floor_us = {},
-               .forward_us = {},
-               .backward_us = {},
-               .restore_us = {},
-               .rel_l2 = check.rel_l2(),
-               .is_bitwise_repeatable = check.is_equal};
+  BenchRow row;
+  row.shape = plan.shape;
+  row.tokens = plan.num_tokens;
+  row.experts = plan.config.num_experts;
+  row.us = spread_of(samples.us);
+  row.traffic = plan.traffic;
+  row.rel_l2 = check.rel_l2();
+  row.is_bitwise_repeatable = check.is_equal;
   if (const auto bound = scaled(rate_of(samples.bound), share)) {
     row.bound_us = plan.traffic.flops / *bound * kMicroseconds;
+    // Samples of the bound are per floating-point operation.
+    row.bound_ratio = scaled(ratio_of(samples.us, samples.bound), share / plan.traffic.flops);
+  }
+  for (const Samples& step : samples.steps) row.steps.push_back({.us = spread_of(step).median});
+  for (const Samples& peer : samples.peers) {
+    row.peers.push_back({.us = spread_of(peer), .ratio = ratio_of(peer, samples.us).value_or(0.0)});
   }
   switch (mode) {
     case BenchMode::kTrain:

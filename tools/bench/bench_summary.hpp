@@ -3,6 +3,7 @@
 // From the samples of a run to the figures of its report.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "bench/bench_call.hpp"
@@ -29,13 +30,19 @@ struct RowSamples {
   Samples forward{};  ///< of a mode that trains, like backward
   Samples backward{};
   Samples restore{};  ///< a part of backward
+  std::vector<Samples> steps{};
+  std::vector<Samples> peers{};
 };
+
+/// The median over the rounds of one sample divided by another of the same round; empty where a
+/// divisor is 0.
+std::optional<double> ratio_of(const Samples& samples, const Samples& divisors);
 
 /// Of a whole device or machine.
 MachineRates rates_of(const CeilingSamples& samples);
 BenchCeilings ceilings_of(const MachineRates& rates);
 
-/// `ranks_per_device` ranks share the rates.
+/// `ranks_per_device` ranks share the rates. Steps and peers get no names.
 BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& samples,
                        const CallCheck& check, const MachineRates& rates, int ranks_per_device);
 

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "child_process.hpp"
 #include "core/check.hpp"
-#include "doctor/child_process.hpp"
 #include "exit_code.hpp"
 
 namespace distmoe::tools {

@@ -4,11 +4,8 @@
 #include <memory>
 #include <utility>
 
-#include "bench/bench_call.hpp"
-#include "bench/bench_case.hpp"
-#include "bench/bench_device.hpp"
 #include "bench/bench_options.hpp"
-#include "bench/layer_values.hpp"
+#include "bench/bench_rows.hpp"
 #include "core/check.hpp"
 #include "rank_group.hpp"
 #include "rank_launch.hpp"
@@ -36,48 +33,30 @@ BenchOptions options_of(const RankSetup& setup) {
 
 class SelfCheck {
  public:
-  SelfCheck(const RankSetup& setup, std::shared_ptr<Communicator> communicator,
+  SelfCheck(const BenchOptions& options, std::shared_ptr<Communicator> communicator,
             SharedLayerValues& values)
-      : setup_(setup),
-        options_(options_of(setup)),
-        values_(values.of(options_.shapes[0])),
-        group_(std::move(communicator), setup.timeout) {}
+      : options_(options),
+        group_(std::move(communicator), options.timeout),
+        rows_(options, group_, progress_, values, 2) {}
 
   ExitCode run();
 
  private:
-  Failure call_once();
-  void prepare();
+  Failure make_call();
   Failure judge(const CallCheck& check) const;
 
-  const RankSetup& setup_;
-  BenchOptions options_;
-  std::shared_ptr<const LayerValues> values_;
+  const BenchOptions& options_;
   RankGroup group_;
-  std::unique_ptr<BenchDevice> device_;
-  BenchCase case_;
-  std::unique_ptr<BenchWeights> weights_;
-  std::unique_ptr<BenchCall> call_;
+  Progress progress_{false};
+  BenchRows rows_;
 };
 
-void SelfCheck::prepare() {
-  device_ = setup_.backend == BackendKind::kCuda
-                ? make_cuda_bench_device(device_of_rank(setup_, group_.rank()))
-                : make_cpu_bench_device();
-  case_ = make_bench_case(options_.shapes[0], options_.tokens[0],
-                          {.options = options_,
-                           .rank = group_.rank(),
-                           .num_ranks = group_.size(),
-                           .cache_bytes = 1,  // a call or two, not one that misses every cache
-                           .num_laps = 2});
-  call_ = std::make_unique<BenchCall>(*device_, case_, options_, group_);
-}
-
-Failure SelfCheck::call_once() {
+Failure SelfCheck::make_call() {
   CallCheck own;
+  BenchCall& call = *rows_.rows().front().call;
   Failure failure = attempt_together(is_known_to_all_callers, [&] {
-    call_->time();
-    own = call_->check();
+    call.time();
+    own = call.check();
   });
   if (failure.happened()) return failure;
   CallCheck all;
@@ -90,7 +69,7 @@ Failure SelfCheck::judge(const CallCheck& check) const {
   if (distance <= options_.tolerance && check.is_equal) {
     return attempt([&] {
       write_stdout(concat("correct: forward and backward on ", group_.size(), " rank(s) (",
-                          to_string(setup_.engine), ", ", to_string(setup_.backend),
+                          to_string(options_.engine), ", ", to_string(options_.backend),
                           "), relative L2 distance ", distance_text(distance), "\n"));
     });
   }
@@ -102,21 +81,8 @@ Failure SelfCheck::judge(const CallCheck& check) const {
 }
 
 ExitCode SelfCheck::run() {
-  Failure failure = group_.agree(attempt([&] { prepare(); }));
-  if (!failure.happened()) {
-    failure = attempt_together(is_known_to_all_creators, [&] {
-      call_->create_context(device_of_rank(setup_, group_.rank()));
-    });
-  }
-  if (!failure.happened()) {
-    failure = group_.agree(attempt([&] {
-      weights_ = std::make_unique<BenchWeights>(*device_, *values_, call_->context().first_expert(),
-                                                call_->context().num_local_experts(),
-                                                case_.num_weight_copies);
-      call_->place_tensors(*values_, *weights_);
-    }));
-  }
-  if (!failure.happened()) failure = group_.agree(call_once());
+  Failure failure = rows_.set_up();
+  if (!failure.happened()) failure = group_.agree(make_call());
   if (failure.happened() && group_.is_first()) print_error(failure.message);
   // NOTE: mpirun ends all processes once one has failed.
   group_.barrier();
@@ -127,8 +93,9 @@ ExitCode SelfCheck::run() {
 
 ExitCode run_self_check(const RankSetup& setup) {
   SharedLayerValues values;
+  const BenchOptions options = options_of(setup);
   return launch_ranks(setup, [&](const std::shared_ptr<Communicator>& communicator, int) {
-    SelfCheck check(setup, communicator, values);
+    SelfCheck check(options, communicator, values);
     return run_rank_steps(
         *communicator, [&] { return check.run(); }, [] {});
   });

@@ -125,7 +125,10 @@ std::string CudaBenchDevice::name() const {
   DISTMOE_CUDA_CHECK(cudaGetDeviceProperties(&properties, device_));
   int driver = 0;
   DISTMOE_CUDA_CHECK(cudaDriverGetVersion(&driver));
-  return concat(properties.name, ", driver for CUDA ", driver / 1000, ".", driver % 1000 / 10);
+  int kilohertz = 0;
+  DISTMOE_CUDA_CHECK(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device_));
+  return concat(properties.name, ", up to ", kilohertz / 1000, " MHz, driver for CUDA ",
+                driver / 1000, ".", driver % 1000 / 10);
 }
 
 std::uint64_t CudaBenchDevice::identity() const {
