@@ -4,10 +4,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstddef>
+#include <span>
 #include <system_error>
 
 #include "core/check.hpp"
 #include "io/atomic_file.hpp"
+#include "output_error.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -44,6 +47,14 @@ void check_destination(std::string_view option, const fs::path& path,
     DISTMOE_CHECK(!is_same(target, file), kInvalidArgument, option, " names ", path,
                   ", which would replace ", file, " of the checkpoint or the input of this run");
   }
+}
+
+void write_file(const fs::path& path, std::string_view text) {
+  write_output([&] {
+    AtomicFile file(path);
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+  });
 }
 
 }  // namespace distmoe::tools

@@ -15,4 +15,7 @@ namespace distmoe::tools {
 void check_destination(std::string_view option, const std::filesystem::path& path,
                        const std::vector<std::filesystem::path>& kept);
 
+/// `path` has `text` when this returns, else it is as it was. Throws OutputError.
+void write_file(const std::filesystem::path& path, std::string_view text);
+
 }  // namespace distmoe::tools

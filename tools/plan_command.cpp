@@ -10,9 +10,7 @@
 
 #include "core/check.hpp"
 #include "destination.hpp"
-#include "io/atomic_file.hpp"
 #include "io/checkpoint.hpp"
-#include "output_error.hpp"
 #include "plan_drawing.hpp"
 #include "plan_options.hpp"
 #include "plan_report.hpp"
@@ -40,8 +38,8 @@ class PlanCommand final : public Subcommand {
       budget = check_budget(config, options_.ep_size, *options_.budget_bytes, options_.target);
     }
     if (!options_.svg.empty()) {
-      write_svg(svg_of(
-          {request.title, config, options_.ep_size, options_.target, options_.budget_bytes}));
+      write_file(options_.svg, svg_of({request.title, config, options_.ep_size, options_.target,
+                                       options_.budget_bytes}));
     }
     std::string text;
     if (options_.json) {
@@ -60,13 +58,6 @@ class PlanCommand final : public Subcommand {
   std::vector<std::filesystem::path> checkpoint_files() const {
     if (options_.shape.checkpoint.empty()) return {};
     return Checkpoint::well_known_files(options_.shape.checkpoint);
-  }
-  void write_svg(std::string_view text) const {
-    write_output([&] {
-      AtomicFile file(options_.svg);
-      file.write(std::as_bytes(std::span(text)));
-      file.commit();
-    });
   }
 
   PlanOptions options_;
