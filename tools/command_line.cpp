@@ -13,9 +13,9 @@ namespace distmoe::tools {
 namespace {
 
 constexpr std::unique_ptr<Subcommand> (*kMakers[])() = {
-    make_run_command,      make_compare_command, make_plan_command,  make_explain_kernels_command,
-    make_quantize_command, make_bench_command,   make_trace_command, make_info_command,
-    make_doctor_command};
+    make_run_command,      make_compare_command, make_plan_command,   make_explain_kernels_command,
+    make_quantize_command, make_bench_command,   make_report_command, make_trace_command,
+    make_info_command,     make_doctor_command};
 
 constexpr const char* kDescription =
     "Runs the routed experts of Mixture-of-Experts layers over expert-parallel ranks.";
@@ -29,6 +29,7 @@ constexpr const char* kFooter =
     "  distmoe quantize --checkpoint testdata/qwen3moe --format nvfp4 --output "
     "/tmp/qwen3moe-nvfp4\n"
     "  distmoe bench --shape Qwen3-30B-A3B --tokens 64 1024\n"
+    "  distmoe report results.jsonl -o report.html\n"
     "  distmoe trace --shape Qwen3-30B-A3B --tokens 256 --ranks 2 -o trace.json\n"
     "  distmoe info --json\n"
     "  distmoe doctor\n";

@@ -34,6 +34,7 @@ std::unique_ptr<Subcommand> make_plan_command();
 std::unique_ptr<Subcommand> make_explain_kernels_command();
 std::unique_ptr<Subcommand> make_quantize_command();
 std::unique_ptr<Subcommand> make_bench_command();
+std::unique_ptr<Subcommand> make_report_command();
 std::unique_ptr<Subcommand> make_trace_command();
 std::unique_ptr<Subcommand> make_info_command();
 std::unique_ptr<Subcommand> make_doctor_command();

@@ -4,9 +4,8 @@
 #include <iomanip>
 
 namespace distmoe::tools {
-namespace {
 
-std::string escaped(std::string_view words) {
+std::string escaped_markup(std::string_view words) {
   std::string text;
   for (const char letter : words) {
     switch (letter) {
@@ -20,15 +19,14 @@ std::string escaped(std::string_view words) {
   return text;
 }
 
-}  // namespace
-
-SvgWriter::SvgWriter(double width, double height, std::string_view description) {
+SvgWriter::SvgWriter(double width, double height, std::string_view description,
+                     const char* background) {
   out_ << std::fixed << std::setprecision(2);
   out_ << "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"" << width << "\" height=\"" << height
        << "\" viewBox=\"0 0 " << width << " " << height
        << "\" role=\"img\" font-family=\"Helvetica, Arial, sans-serif\">\n<title>"
-       << escaped(description) << "</title>\n";
-  rectangle({0, 0}, width, height, "#ffffff");
+       << escaped_markup(description) << "</title>\n";
+  rectangle({0, 0}, width, height, background);
 }
 
 void SvgWriter::fill_and_tooltip(const char* element, const char* fill, std::string_view tooltip) {
@@ -36,7 +34,7 @@ void SvgWriter::fill_and_tooltip(const char* element, const char* fill, std::str
   if (tooltip.empty()) {
     out_ << "/>\n";
   } else {
-    out_ << "><title>" << escaped(tooltip) << "</title></" << element << ">\n";
+    out_ << "><title>" << escaped_markup(tooltip) << "</title></" << element << ">\n";
   }
 }
 
@@ -61,15 +59,16 @@ void SvgWriter::polygon(const std::vector<Point>& points, const char* fill,
   fill_and_tooltip("polygon", fill, tooltip);
 }
 
-void SvgWriter::circle(Point centre, double radius, const char* fill) {
+void SvgWriter::circle(Point centre, double radius, const char* fill, std::string_view tooltip) {
   out_ << "<circle cx=\"" << centre.x << "\" cy=\"" << centre.y << "\" r=\"" << radius << "\"";
-  fill_and_tooltip("circle", fill, {});
+  fill_and_tooltip("circle", fill, tooltip);
 }
 
 void SvgWriter::text(Point baseline, std::string_view words, const TextStyle& style) {
   out_ << "<text x=\"" << baseline.x << "\" y=\"" << baseline.y << "\" font-size=\"" << style.size
        << "\" text-anchor=\"" << style.anchor << "\" fill=\"" << style.fill << "\""
-       << (style.bold ? " font-weight=\"bold\"" : "") << ">" << escaped(words) << "</text>\n";
+       << (style.bold ? " font-weight=\"bold\"" : "") << ">" << escaped_markup(words)
+       << "</text>\n";
 }
 
 std::string SvgWriter::finish() {

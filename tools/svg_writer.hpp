@@ -28,16 +28,21 @@ struct LineStyle {
   bool dashed = false;
 };
 
+/// `words` as XML and HTML take them, control characters replaced.
+std::string escaped_markup(std::string_view words);
+
 class SvgWriter {
  public:
-  /// `description` is what screen readers read.
-  SvgWriter(double width, double height, std::string_view description);
+  /// `description` is what screen readers read. `background` is what is drawn on: a colour, or
+  /// "none" on a page that has its own.
+  SvgWriter(double width, double height, std::string_view description,
+            const char* background = "#ffffff");
 
   void rectangle(Point corner, double width, double height, const char* fill,
                  std::string_view tooltip = {});
   void line(Point from, Point to, const LineStyle& style = {});
   void polygon(const std::vector<Point>& points, const char* fill, std::string_view tooltip = {});
-  void circle(Point centre, double radius, const char* fill);
+  void circle(Point centre, double radius, const char* fill, std::string_view tooltip = {});
   void text(Point baseline, std::string_view words, const TextStyle& style = {});
 
   /// The whole document. Nothing can be drawn after it.

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "results/page_parts.hpp"
+
+#include <algorithm>
+#include <iomanip>
+#include <sstream>
+
+#include "core/check.hpp"
+#include "results/page_style.hpp"
+#include "svg_writer.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+constexpr int kNumColours = 10;
+
+std::string width_of(double fraction) {
+  return concat("style=\"width:", number_text(100.0 * std::clamp(fraction, 0.0, 1.0), 2), "%\"");
+}
+
+/// Of all parts, in their order.
+std::vector<std::string> names_of(const std::vector<Stack>& stacks) {
+  std::vector<std::string> names;
+  for (const Stack& stack : stacks) {
+    for (const NamedValue& part : stack.parts) {
+      if (std::ranges::find(names, part.name) == names.end()) names.push_back(part.name);
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::string number_text(double value, int digits) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(digits) << value;
+  return text.str();
+}
+
+std::string percent_text(double fraction) { return number_text(100.0 * fraction, 1) + " %"; }
+
+std::string time_text(double us) {
+  const auto scaled = [](double value, const char* unit) {
+    return concat(number_text(value, value < 10.0 ? 2 : value < 100.0 ? 1 : 0), " ", unit);
+  };
+  if (us < 1e3) return scaled(us, "us");
+  if (us < 1e6) return scaled(us * 1e-3, "ms");
+  return scaled(us * 1e-6, "s");
+}
+
+std::string size_text(const ResultRow& row) {
+  return concat("T = ", row.tokens,
+                row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string());
+}
+
+std::string bars_of(const std::vector<Bar>& bars) {
+  std::string html;
+  for (const Bar& bar : bars) {
+    html += concat("<div class=\"bar\"><span>", escaped_markup(bar.name),
+                   "</span><div class=\"track\"><i class=\"c", bar.colour, "\" ",
+                   width_of(bar.fraction), "></i></div><span class=\"v\">",
+                   escaped_markup(bar.value), "</span></div>\n");
+  }
+  return html;
+}
+
+std::string stacks_of(const std::vector<Stack>& stacks, std::string (*text_of)(double)) {
+  const std::vector<std::string> names = names_of(stacks);
+  const auto value_of = [](const Stack& stack, const std::string& name) {
+    const auto part = std::ranges::find(stack.parts, name, &NamedValue::name);
+    return part == stack.parts.end() ? 0.0 : part->value;
+  };
+  std::string bars;
+  std::string table = "<div class=\"scroll\"><table class=\"parts\"><tr><th></th>";
+  for (const Stack& stack : stacks) {
+    double sum = 0.0;
+    for (const NamedValue& part : stack.parts) sum += part.value;
+    bars += concat("<div class=\"whole\"><span>", escaped_markup(stack.label),
+                   "</span><div class=\"stack\">");
+    for (std::size_t i = 0; i < names.size() && sum > 0.0; ++i) {
+      const double value = value_of(stack, names[i]);
+      bars += concat("<i class=\"c", i % kNumColours, "\" ", width_of(value / sum), " title=\"",
+                     escaped_markup(names[i]), ": ", text_of(value), ", ",
+                     percent_text(value / sum), "\"></i>");
+    }
+    bars += "</div></div>\n";
+    table += concat("<th>", escaped_markup(stack.label), "</th>");
+  }
+  table += "</tr>\n";
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    table += concat("<tr><td><i class=\"dot c", i % kNumColours, "\"></i>",
+                    escaped_markup(names[i]), "</td>");
+    for (const Stack& stack : stacks) {
+      table += concat("<td>", text_of(value_of(stack, names[i])), "</td>");
+    }
+    table += "</tr>\n";
+  }
+  return bars + table + "</table></div>\n";
+}
+
+std::string card(const std::string& title, const std::string& body) {
+  return concat("<section class=\"card\"><h3>", escaped_markup(title), "</h3>\n", body,
+                "</section>\n");
+}
+
+std::string page_head(std::string_view title) {
+  return concat("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",
+                "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>",
+                escaped_markup(title), "</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>",
+                kPageStyle, "</style>\n</head>\n<body>\n<main>\n");
+}
+
+std::string figure(const std::string& drawing, const std::string& caption) {
+  return concat("<figure>", drawing, caption.empty() ? "" : "<figcaption>", escaped_markup(caption),
+                caption.empty() ? "" : "</figcaption>", "</figure>\n");
+}
+
+}  // namespace distmoe::tools

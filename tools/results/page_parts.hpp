@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Pieces of the page that `distmoe report` writes, as HTML text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "results/result_file.hpp"
+
+namespace distmoe::tools {
+
+/// "1.24 ms", "37.5 us", "2.1 s".
+std::string time_text(double us);
+/// With `digits` behind the point.
+std::string number_text(double value, int digits);
+/// "64.3 %".
+std::string percent_text(double fraction);
+
+/// "T = 64, 2 ranks".
+std::string size_text(const ResultRow& row);
+
+struct Bar {
+  std::string name;
+  double fraction = 0.0;  ///< of the track, at most 1
+  std::string value;
+  int colour = 0;
+};
+std::string bars_of(const std::vector<Bar>& bars);
+
+/// A whole and its parts.
+struct Stack {
+  std::string label;
+  std::vector<NamedValue> parts;
+};
+/// A bar for each whole, and a table of all parts below that has their colours.
+std::string stacks_of(const std::vector<Stack>& stacks, std::string (*text_of)(double));
+
+std::string card(const std::string& title, const std::string& body);
+
+/// The head of the page, up to the opening of <main>.
+std::string page_head(std::string_view title);
+
+/// One figure with a caption below it; either may be empty.
+std::string figure(const std::string& drawing, const std::string& caption);
+
+}  // namespace distmoe::tools

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "results/result_file.hpp"
+
+namespace distmoe::tools {
+
+/// Rows, in the order in which they came.
+using ResultGroup = std::vector<const ResultRow*>;
+using NamedGroup = std::pair<std::string, ResultGroup>;
+
+/// Groups by what `name_of` calls a row, in the order of their first rows.
+template <typename Name>
+std::vector<NamedGroup> grouped_by(const ResultGroup& rows, const Name& name_of) {
+  std::vector<NamedGroup> groups;
+  for (const ResultRow* row : rows) {
+    const std::string name = name_of(*row);
+    auto found = std::ranges::find(groups, name, &NamedGroup::first);
+    if (found == groups.end()) found = groups.insert(found, {name, {}});
+    found->second.push_back(row);
+  }
+  return groups;
+}
+
+}  // namespace distmoe::tools

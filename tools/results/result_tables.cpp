@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "results/result_tables.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/check.hpp"
+#include "results/page_parts.hpp"
+
+namespace distmoe::tools {
+namespace {
+
+std::string number_or_dash(const std::optional<double>& value, int digits) {
+  return value ? number_text(*value, digits) : "-";
+}
+
+/// A run, by its first row.
+std::string run_text(const ResultRow& row) {
+  return concat("- `", row.command, "`, ", row.date.substr(0, 10), ", distmoe ", row.version,
+                row.torch.empty() ? "" : ", " + row.torch, ". ", row.machine, ". Dense products ",
+                number_or_dash(row.dense_tflops, 3), " TFLOP/s, copy ",
+                number_or_dash(row.copy_tb_s, 3), " TB/s, read ", number_or_dash(row.read_tb_s, 3),
+                " TB/s; a measurement of nothing ", number_text(row.overhead_us, 2), " us.\n");
+}
+
+/// Names of all peers, in their order.
+std::vector<std::string> peers_of(std::span<const ResultRow> rows) {
+  std::vector<std::string> names;
+  for (const ResultRow& row : rows) {
+    for (const PeerResult& peer : row.peers) {
+      if (std::ranges::find(names, peer.name) == names.end()) names.push_back(peer.name);
+    }
+  }
+  return names;
+}
+
+std::string cell_of(const ResultRow& row, const std::string& peer) {
+  const auto found = std::ranges::find(row.peers, peer, &PeerResult::name);
+  if (found == row.peers.end()) return "-";
+  return number_text(found->ratio, 2) + " x" + (found->is_unstable ? " (unstable)" : "");
+}
+
+}  // namespace
+
+std::string markdown_of(std::span<const ResultRow> rows) {
+  std::string text;
+  for (auto row = rows.begin(); row != rows.end(); ++row) {
+    const auto is_same_run = [&](const ResultRow& other) {
+      return other.command == row->command && other.date == row->date;
+    };
+    if (std::find_if(rows.begin(), row, is_same_run) == row) text += run_text(*row);
+  }
+  const std::vector<std::string> peers = peers_of(rows);
+  text += "\n| shape | call | T | P | time | spread | TFLOP/s | of the floor | x bound |";
+  for (const std::string& peer : peers) text += concat(" ", peer, " |");
+  text += "\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
+  for (std::size_t i = 0; i < peers.size(); ++i) text += " ---: |";
+  for (const ResultRow& row : rows) {
+    text += concat("\n| ", row.shape, " | ", row.call(), " | ", row.tokens, " | ", row.ranks, " | ",
+                   time_text(row.median_us), " | ", percent_text(row.spread),
+                   row.is_unstable ? " (unstable)" : "", " | ", number_or_dash(row.tflops, 3),
+                   " | ", row.efficiency ? percent_text(*row.efficiency) : "-", " | ",
+                   number_or_dash(row.bound_ratio, 2), " |");
+    for (const std::string& peer : peers) text += concat(" ", cell_of(row, peer), " |");
+  }
+  return text + "\n";
+}
+
+}  // namespace distmoe::tools
