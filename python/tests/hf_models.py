@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM
 
-import distmoe.transformers  # noqa: F401  registers the implementations
+pytest.importorskip("transformers", minversion="5.23")
+
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM, OlmoeConfig, OlmoeForCausalLM  # noqa: E402
+
+from distmoe.transformers import ExpertsOptions, register  # noqa: E402, F401  for tests
+from distmoe.transformers.experts import _POOL_OF_MODULE  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKPOINTS = ("mixtral", "qwen3moe", "deepseekv3", "gptoss")
@@ -68,3 +72,10 @@ def gradients_of(model, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def experts_modules(model) -> list[torch.nn.Module]:
     return [module for module in model.modules() if hasattr(module, "has_gate")]
+
+
+def pool_of(model):
+    """The contexts that the layers of a model share."""
+    first, *others = [_POOL_OF_MODULE[module][0] for module in experts_modules(model)]
+    assert others and all(pool is first for pool in others)
+    return first

@@ -9,9 +9,16 @@ import pytest
 import torch
 
 import distmoe
-from distmoe.transformers import ExpertsOptions, register
-from distmoe.transformers.experts import _POOL_OF_MODULE
-from hf_models import experts_modules, gradients_of, load, loss_of, save_random_olmoe
+from hf_models import (
+    ExpertsOptions,
+    experts_modules,
+    gradients_of,
+    load,
+    loss_of,
+    pool_of,
+    register,
+    save_random_olmoe,
+)
 from layer import relative_error, same_bits
 
 
@@ -27,12 +34,6 @@ def model(folder):
 
 def text(num_tokens, seed=3):
     return torch.randint(64, (2, num_tokens), generator=torch.Generator().manual_seed(seed))
-
-
-def pool_of(model):
-    first, *others = [_POOL_OF_MODULE[module][0] for module in experts_modules(model)]
-    assert others and all(pool is first for pool in others)  # the layers of a model share contexts
-    return first
 
 
 def assert_same_gradients(left, right):

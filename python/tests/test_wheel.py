@@ -28,7 +28,7 @@ print(*sorted(set(re.findall(r"/.*dnnl.*", open("/proc/self/maps").read()))))
 
 # Debian's libraries, of which the wheel must need none.
 HIDE = """
-for file in /usr/lib/x86_64-linux-gnu/lib{dnnl,distmoe}*.so*; do
+for file in /usr/lib/x86_64-linux-gnu/lib{dnnl,gomp,OpenCL,distmoe}*.so*; do
   if [ -e "$file" ]; then mount --bind /dev/null "$(realpath "$file")"; fi
 done
 exec "$@"
