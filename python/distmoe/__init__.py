@@ -53,6 +53,7 @@ from distmoe.errors import (
     UnsupportedError,
 )
 from distmoe.norm import PostExpertNorm
+from distmoe.quantisers import QuantisedMatrix, dequantise, quantise
 
 __all__ = [
     "BudgetReport",
@@ -75,6 +76,7 @@ __all__ = [
     "PlanBuffer",
     "PostExpertNorm",
     "PreparedWeight",
+    "QuantisedMatrix",
     "RegionPeaks",
     "Reinterpreted",
     "SavedForward",
@@ -86,6 +88,7 @@ __all__ = [
     "assign_activation_slots",
     "check_budget",
     "check_scales",
+    "dequantise",
     "explain",
     "make_mpi_communicator",
     "make_nccl_communicator",
@@ -93,6 +96,7 @@ __all__ = [
     "make_thread_group",
     "plan_memory",
     "prepare_block_scaled_weight",
+    "quantise",
     "refill_prepared_weight",
     "routed_experts",
     "routed_experts_backward",

@@ -19,5 +19,6 @@ NB_MODULE(_core, module) {
   bind_communicator(module);
   bind_context(module);
   bind_calls(module);
+  bind_quantise(module);
   bind_saved_tensor(module);
 }

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "prepared_argument.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "config_argument.hpp"
-#include "errors.hpp"
+#include "owned_array.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,17 +21,6 @@ BlockScaledConfig block_scaled_config(const std::string& format, bool inference,
   return {.format = choice_of<Precision>("format", format),
           .inference = inference,
           .gate_up_layout = choice_of<GateUpLayout>("gate_up_layout", gate_up_layout)};
-}
-
-/// The bits of an array as they lie: uint8, or FP32 where it is that. None for one that is not
-/// given.
-nb::object array_of(const TensorView& view, const nb::object& owner) {
-  if (!view.is_given()) return nb::none();
-  const std::vector<std::size_t> shape(view.shape.begin(), view.shape.begin() + view.rank);
-  const std::vector<std::int64_t> strides(view.strides.begin(), view.strides.begin() + view.rank);
-  const auto dtype = view.dtype == DType::kF32 ? nb::dtype<float>() : nb::dtype<std::uint8_t>();
-  return nb::cast(nb::ndarray<nb::array_api>(view.data, shape.size(), shape.data(), owner,
-                                             strides.data(), dtype));
 }
 
 PreparedObject prepare(nb::handle weight, const std::string& format, bool inference,
@@ -67,15 +54,6 @@ DType code_type(const BlockScaledConfig& config) {
 
 DType scale_type(const BlockScaledConfig& config) {
   return config.format == Precision::kNVFP4 ? DType::kF8E4M3 : DType::kF8E8M0;
-}
-
-TensorView as_bits(const std::string& name, TensorView view, DType dtype) {
-  if (view.dtype != DType::kU8 && view.dtype != dtype) {
-    throw Error(ErrorCode::kInvalidArgument, concat(name, " must be uint8, the bits of ",
-                                                    to_string(dtype), ", got ", view.describe()));
-  }
-  view.dtype = dtype;
-  return view;
 }
 
 }  // namespace

@@ -15,11 +15,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "distmoe/block_shape.hpp"
 #include "formats/bf16.hpp"
 
 namespace distmoe {
-
-enum class BlockShape : std::uint8_t { kRows, kColumns, kTiles };
 
 /// Row-major values: row i begins at data + i * row_stride elements. Behind the rows in memory come
 /// `num_padding_rows` rows of zeros that are in no memory; they are quantised as zeros are.
