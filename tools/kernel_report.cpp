@@ -89,6 +89,7 @@ Json few_rows_json(const ExplainedCall& call) {
           {"w2_rows", tiles.w2_rows},
           {"token_rows", tiles.tokens},
           {"one_token", tiles.is_one_token != 0},
+          {"most_rows", call.most_few_rows ? Json(*call.most_few_rows) : Json(nullptr)},
           {"considered", list_of(call.few_rows)}};
 }
 
@@ -148,6 +149,9 @@ ExplainedKernels explain_kernels(std::string title, const cuda::ChoiceInputs& in
     call.not_few = cuda::why_not_few(inputs, num_tokens);
     if (call.not_few == cuda::NotFew::kNo) {
       call.few_rows = cuda::rank_few_rows_tiles(inputs, kernels.choice, num_tokens);
+      if (!cuda::bounds_few_rows(inputs, max_tokens)) {
+        call.most_few_rows = cuda::max_few_rows(inputs);
+      }
     } else {
       for (const cuda::Product product : {cuda::Product::kW13, cuda::Product::kW2}) {
         call.products.push_back(cuda::product_load(product, inputs, kernels.choice, call.rows));

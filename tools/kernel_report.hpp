@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct ExplainedCall {
   cuda::BalancedRows rows;
   cuda::NotFew not_few = cuda::NotFew::kNo;        ///< why it is not made in one launch
   std::vector<cuda::FewRowsCandidate> few_rows{};  ///< where it is: tiles, the chosen ones first
+  std::optional<std::int64_t> most_few_rows{};     ///< of more, the grouped products are made
   // Where it is not:
   bool starts_w2_early = false;
   std::vector<cuda::ProductLoad> products{};

@@ -154,6 +154,10 @@ void write_few_rows(std::ostream& text, const ExplainedCall& call, bool has_peer
        << tiles.w2_rows << " of w2" << (tiles.is_one_token != 0 ? " for each route" : "")
        << ", the cheapest of " << call.few_rows.size() << " pairs, and up to " << tiles.tokens
        << " token rows\n";
+  if (!call.most_few_rows) return;
+  text << kIndent << "launched beside it: " << cuda::kGroupedGemmName
+       << ", which makes the products where peers send more, so that the rank has more than "
+       << grouped(*call.most_few_rows) << " rows\n";
 }
 
 void write_call(std::ostream& text, const ExplainedKernels& kernels, const ExplainedCall& call) {

@@ -40,6 +40,29 @@ TEST(FewRowsChoice, WhatMakesACallNoneOfFewRowsIsNamed) {
   EXPECT_EQ(why_not_few(inputs, 1), NotFew::kNo);
 }
 
+// What peers send is known on the device alone, except where no call can exceed it.
+TEST(FewRowsChoice, WithPeersOneKernelIsEnoughWhereMaxTokensBoundTheRows) {
+  ChoiceInputs inputs = qwen();
+  EXPECT_TRUE(bounds_few_rows(inputs, 1 << 30));  // own tokens are all there are
+  inputs.num_ranks = 2;
+  EXPECT_EQ(max_few_rows(inputs), kFewRowsPerExpert * 64);
+  EXPECT_TRUE(bounds_few_rows(inputs, 128));
+  EXPECT_FALSE(bounds_few_rows(inputs, 129));
+  // 2 * 33,600,000 rows of 8 made more tiles than count in 22 bits.
+  EXPECT_FALSE(bounds_few_rows(inputs, 33'600'000));
+  EXPECT_FALSE(bounds_few_rows(inputs, INT64_MAX));
+}
+
+TEST(FewRowsChoice, NoCallOfTheKernelHasMoreTilesThanItCounts) {
+  ChoiceInputs inputs = qwen();
+  inputs.num_ranks = 2;
+  inputs.num_experts = 2 * kFewExperts;
+  ASSERT_EQ(why_not_few(inputs, 1), NotFew::kNo);
+  // One expert may have all rows but those of the others' tiles.
+  const std::int64_t tiles = ceil_div(max_few_rows(inputs), kFewTileTokensMin) + kFewExperts;
+  EXPECT_LT(tiles, std::int64_t{1} << 22);
+}
+
 TEST(FewRowsChoice, EveryReasonHasANameOfItsOwn) {
   std::vector<std::string> names;
   for (const NotFew reason : {NotFew::kNo, NotFew::kNoTokens, NotFew::kRoutes, NotFew::kExperts,

@@ -233,6 +233,78 @@ TEST_F(CudaForward, FewTokensHaveTheBitsOfMany) {
   }
 }
 
+// A rank of one token gets as many rows as its peers send: of few one kernel makes the products, of
+// many others do, whatever the rank's own tokens are. Which, the tiles that those drew tell.
+TEST_F(CudaForward, PeersRowsDecideWhichKernelComputes) {
+  const auto is_grouped = [](Context& context) {
+    const DeviceRouting device(context);
+    const auto frame = device.read<cuda::CallFrame>(buffer_name::kCallFrame, 1).front();
+    return frame.next_tile[static_cast<int>(cuda::Product::kW13)] > 0 &&
+           frame.next_tile[static_cast<int>(cuda::Product::kW2)] > 0;
+  };
+  const auto compare = [&](const MoeProblem& problem, const Devices& devices,
+                           std::int64_t peers_tokens) {
+    const std::vector<BF16> alone = run_cuda(problem, {.counts = {peers_tokens + 1}});
+    EXPECT_EQ(conformance::first_violation(problem, alone), "");
+    RowsOfRanks rows(2);
+    on_every_rank(problem,
+                  {.devices = devices,
+                   .counts = {1, peers_tokens},
+                   .adjust = [](Config& config) { config.max_tokens = 900; }},
+                  [&](Context& context, DeviceCall& call, Communicator&) {
+                    for (int repeat = 0; repeat < 3; ++repeat) {
+                      routed_experts(context, call.input(), call.weights(), call.y.view());
+                      context.check();
+                    }
+                    EXPECT_EQ(is_grouped(context), peers_tokens == 900);
+                    rows.put(context.rank(), call.y_rows());
+                  });
+    EXPECT_EQ(conformance::first_difference(alone, rows.all(), 256), "");
+  };
+  std::vector<Devices> placements = {{0, 0}};
+  if (cuda::device_count() > 1) placements.push_back({0, 1});
+  for (const Devices& devices : placements) {
+    for (const Activation activation : {Activation::kSwiGLU, Activation::kSwiGLUClamped}) {
+      for (const std::int64_t peers_tokens : {20, 900}) {
+        SCOPED_TRACE(name_of(devices) + ", " + std::to_string(peers_tokens) + " tokens of a peer");
+        MoeProblem problem = conformance::make_problem({peers_tokens + 1, 256, 136, 8, 4},
+                                                       RoutePattern::kDistinct, 31);
+        problem.activation = activation;
+        compare(problem, devices, peers_tokens);
+      }
+    }
+  }
+}
+
+// Small and large calls take turns on one context: what one kernel leaves, the other finds.
+TEST_F(CudaForward, CallsOfFewAndOfManyRowsTakeTurns) {
+  const auto problem_of = [](std::int64_t tokens) {
+    MoeProblem problem = conformance::make_problem({900, 256, 136, 8, 4}, RoutePattern::kMixed, 32);
+    problem.shape.num_tokens = tokens;
+    return problem;
+  };
+  const std::vector<BF16> all = run_cuda(problem_of(900), {.counts = {900}});
+  std::vector<Devices> placements = {{0, 0}};
+  if (cuda::device_count() > 1) placements.push_back({1, 0});
+  for (const Devices& devices : placements) {
+    on_every_rank(problem_of(900), {.devices = devices, .counts = {1, 899}},
+                  [&](Context& context, DeviceCall&, Communicator&) {
+                    for (const std::int64_t peers_tokens : {899, 3, 400, 899, 1, 2}) {
+                      const conformance::RankCall host = conformance::pack_rank(
+                          problem_of(1 + peers_tokens), {}, {1, peers_tokens}, context.rank());
+                      DeviceCall call(host, devices[static_cast<std::size_t>(context.rank())]);
+                      routed_experts(context, call.input(), call.weights(), call.y.view());
+                      context.check();
+                      const auto begin = all.begin() + (context.rank() == 0 ? 0 : 256);
+                      const std::vector<BF16> expected(
+                          begin, begin + (context.rank() == 0 ? 1 : peers_tokens) * 256);
+                      EXPECT_EQ(conformance::first_difference(expected, call.y_rows(), 256), "")
+                          << peers_tokens;
+                    }
+                  });
+  }
+}
+
 // One launch or several of the head and of the end of a call; the ranks that have few tokens may
 // choose otherwise than their peers.
 TEST_F(CudaForward, FewTokensOfRanksHaveTheSameBitsHoweverTheyAreLaunched) {

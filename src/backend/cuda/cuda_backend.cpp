@@ -156,14 +156,16 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
     DISTMOE_CUDA_CHECK(launch_begin_clip(clip_args(call), stream_of(call)));
   }
   if (num_local() > 0) {
-    if (const std::optional<FewRowsTiles> tiles = few_rows_tiles(call)) {
+    const std::optional<FewRowsTiles> tiles = few_rows_tiles(call);
+    if (tiles) {
       DISTMOE_CUDA_CHECK(launch_few_rows(few_rows_args(call, *tiles),
                                          w13_map(call.experts, {tiles->w13_rows, false}),
                                          w2_map(call.experts, {tiles->w2_rows, false}),
                                          choice_.persistent_blocks, stream_of(call)));
-      return;
+      if (!launches_grouped(tiles)) return;
     }
     GroupedGemmArgs args = w13_args(call.experts);
+    if (tiles) args.others_rows = most_few_rows();
     args.tokens.address = metadata_.token_row_address;
     args.pull = pull_args();
     const CUtensorMap map = w13_map(call.experts, {});
@@ -202,8 +204,10 @@ void CudaBackend::w13_with_clip_statistics(const ForwardCall& call, GroupedGemmA
 
 void CudaBackend::w2_scatter(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
-  if (num_local() > 0 && !few_rows_tiles(call)) {
+  const std::optional<FewRowsTiles> tiles = few_rows_tiles(call);
+  if (num_local() > 0 && launches_grouped(tiles)) {
     GroupedGemmArgs args = w2_args(call.experts);
+    if (tiles) args.others_rows = most_few_rows();
     args.result = result_rows();
     DISTMOE_CUDA_CHECK(launch_w2_scatter(args, w2_map(call.experts, {}), choice_.persistent_blocks,
                                          stream_of(call)));

@@ -129,6 +129,10 @@ class CudaBackend final : public Backend {
   void copy_from_device(void* out, const void* source, std::size_t bytes);
   /// A call of few rows: dispatch_w13_swiglu() makes both products in one launch.
   std::optional<FewRowsTiles> few_rows_tiles(const ForwardCall& call) const;
+  /// With peers: the grouped products are launched too, for when these send more rows.
+  bool launches_grouped(const std::optional<FewRowsTiles>& tiles) const;
+  /// Which of the two computes: that of few rows up to so many.
+  std::int32_t most_few_rows() const;
   /// That launch makes the whole call of a rank without peers, and the other steps have nothing to
   /// enqueue.
   bool is_one_launch(const ForwardCall& call) const;

@@ -108,6 +108,14 @@ std::optional<FewRowsTiles> CudaBackend::few_rows_tiles(const ForwardCall& call)
   return choose_few_rows(choice_inputs_, choice_, call.num_tokens);
 }
 
+bool CudaBackend::launches_grouped(const std::optional<FewRowsTiles>& tiles) const {
+  return !tiles || !bounds_few_rows(choice_inputs_, setup_.config.max_tokens);
+}
+
+std::int32_t CudaBackend::most_few_rows() const {
+  return static_cast<std::int32_t>(max_few_rows(choice_inputs_));
+}
+
 GatherPull CudaBackend::pull_args() const {
   return {.source_address = metadata_.gather_source,
           .gather_index = metadata_.gather_index,
@@ -123,6 +131,7 @@ FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTil
                    .tiles = tiles,
                    .ring = few_rows_ring(tiles, static_cast<std::int32_t>(setup_.config.top_k)),
                    .has_peers = setup_.size > 1,
+                   .most_rows = most_few_rows(),
                    .top_k = static_cast<std::int32_t>(setup_.config.top_k),
                    .w13 = w13_args(call.experts),
                    .w2 = w2_args(call.experts)};

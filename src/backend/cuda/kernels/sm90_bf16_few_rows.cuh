@@ -10,7 +10,9 @@
 //   combine   y[t, d]  = bf16(sum_k fp32(h3) * score), k in order         tile/few_rows_combine.cuh
 //
 // With peers the routing kernels have run: blocks read the rows of each expert, pull what peers
-// have of them and store h3 where its owner reads it.
+// have of them and store h3 where its owner reads it. How many rows peers send is known on the
+// device alone: of more than args.most_rows the kernel does nothing, and the grouped GEMM, launched
+// behind it, computes what it left.
 //
 // m, n, k: m = rows of a weight matrix (2F or D), n = rows of an expert, k = D or F. The sums over
 // k are those of the grouped GEMM, bit by bit: stages of 64, instructions of 16, never split.
@@ -29,7 +31,8 @@
 //           named barriers 1, 2: one per consumer warpgroup; 4: the gathering warps
 // Waits for other blocks are for those that run already (tile/few_rows_schedule.cuh).
 //
-// Limits: E <= kFewExperts of this rank, T * K <= kFewRoutes without peers; k % 8 == 0, output
+// Limits: E <= kFewExperts of this rank, T * K <= kFewRoutes without peers, with peers most_rows <=
+// kFewRowsPerExpert * E, so that tiles count in 22 bits; k % 8 == 0, output
 // width % 8 == 0, rows and weights at multiples of 16 bytes.
 #pragma once
 
@@ -456,6 +459,11 @@ __global__ void __launch_bounds__(kGemmThreads, 1)
   if (threadIdx.x == 64) ptx::prefetch_tensor_map(w13_map);
   if (threadIdx.x == 96) ptx::prefetch_tensor_map(w2_map);
   ptx::wait_for_earlier_kernels();
+  if constexpr (kHasPeers) {
+    // The grouped GEMM's call. Nothing is drawn, so that the next launch finds the counts as they
+    // are.
+    if (args.frame->num_rows > args.most_rows) return;
+  }
   // Its answer comes while the block routes.
   FewRowsDraw draw;
   if (threadIdx.x == 0) draw = FewRowsDraw::next(args);

@@ -29,6 +29,7 @@ struct FewRowsArgs {
   /// through the products' tables, rows of peers as pull says, and what follows w13 and w2 below is
   /// not read.
   std::int32_t has_peers = 0;
+  std::int32_t most_rows = 0;  ///< with peers: a call of more rows is left as it is
   std::int32_t top_k = 0;
   /// Of w13.frame, w13.groups, w2.frame and, without peers, of the groups and tables but h2,
   /// nothing is read.

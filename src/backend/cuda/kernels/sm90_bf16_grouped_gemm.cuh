@@ -9,9 +9,8 @@
 // m, n, k: m = rows of a weight matrix (2F or D), n = routed rows of an expert, k = D or F.
 //
 //   tensor    shape           where
-//   weights   [L, m, k]       tensor map; W13 as [L, f / 8, half, 8, k]: a fragment's rows r and r
-//   + 8
-//                             are gate and up of the same f, so that SwiGLU stays in a thread
+//   weights   [L, m, k]       tensor map; W13 as [L, f / 8, half, 8, k]: a fragment's rows r and
+//                             r + 8 are gate and up of the same f, so that SwiGLU stays in a thread
 //   tokens    R rows of k     through addresses (or base + stride)
 //   result    R rows          through addresses (or base + stride); peers' memory too
 //
@@ -21,8 +20,7 @@
 //   warp 0        weights by TMA; in the leading block also draws tiles for the cluster
 //   warps 1-3     token rows by cp.async
 //   warps 4-11    two consumer warpgroups, 128 weight rows each: wgmma, epilogue, stores
-// Barriers: full[stage]  97 arrivals (96 gathering threads, 1 for the bytes of both halves of
-// weights)
+// Barriers: full[stage]  97 arrivals (96 gathering threads, 1 for the bytes of all weights)
 //           empty[stage] 16 arrivals (consumer warps of both blocks)
 //           work_full, work_empty: the scheduler's ring, tile/tile_scheduler.cuh
 //           named barriers 1, 2: one per consumer warpgroup; 3: warpgroup 0 ends its tile first
@@ -238,7 +236,8 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
   }
   // A call whose routing failed has no pairs. NOTE: `failed` may change while W13 waits for pulled
   // rows, and both blocks of a cluster must decide alike.
-  if (args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0) {
+  if (args.frame->counts[static_cast<int>(Policy::kProduct)].num_pairs == 0 ||
+      args.frame->num_rows <= args.others_rows) {
     ptx::wait_for_earlier_kernels();
     return;
   }

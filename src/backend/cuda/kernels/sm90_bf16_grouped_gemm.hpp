@@ -64,6 +64,7 @@ struct GroupedGemmArgs {
   std::int32_t num_score_parts = 0;
   std::uint64_t timeout_ns = 0;      ///< of the wait for pulled rows
   std::int32_t lets_next_start = 0;  ///< W13: W2 may take the SMs that it leaves
+  std::int32_t others_rows = -1;     ///< a call of at most so many rows is another kernel's
   std::int32_t m = 0;                ///< weight rows of one expert: 2F or D
   std::int32_t k = 0;                ///< D or F; a multiple of 8
 };

@@ -155,9 +155,8 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
     add(true, "route_scan", kRouteScanLaunch);
     add(true, "route_place", route_place_launch(num_chunks, num_local));
   }
-  if (is_few) {
-    add(num_local > 0, few_rows.kernel, few_rows.shape);
-  } else {
+  add(is_few && num_local > 0, few_rows.kernel, few_rows.shape);
+  if (!is_few || !bounds_few_rows(inputs, max_tokens)) {
     for (const Product product : {Product::kW13, Product::kW2}) {
       add(num_local > 0, product_name(product), grouped_gemm_launch(choice.persistent_blocks));
     }

@@ -106,9 +106,19 @@ NotFew why_not_few(const ChoiceInputs& inputs, std::int64_t num_tokens) {
   const std::int64_t experts = num_local_experts(inputs.num_experts, inputs.num_ranks, 0);
   if (experts > kFewExperts) return NotFew::kExperts;
   const std::int64_t rows = num_tokens * inputs.top_k;  // of a rank, where routing is balanced
-  if (rows > kFewRowsPerExpert * experts) return NotFew::kRowsPerExpert;
+  if (rows > max_few_rows(inputs)) return NotFew::kRowsPerExpert;
   if (inputs.combine == Combine::kPerRank && inputs.num_ranks > 1) return NotFew::kSums;
   return NotFew::kNo;
+}
+
+std::int64_t max_few_rows(const ChoiceInputs& inputs) {
+  return kFewRowsPerExpert * num_local_experts(inputs.num_experts, inputs.num_ranks, 0);
+}
+
+bool bounds_few_rows(const ChoiceInputs& inputs, std::int64_t max_tokens) {
+  if (inputs.num_ranks == 1) return true;
+  // Divided, since the product may leave 64 bits.
+  return max_tokens <= max_few_rows(inputs) / inputs.top_k / inputs.num_ranks;
 }
 
 const char* reason_name(NotFew reason) {

@@ -30,6 +30,14 @@ enum class NotFew {
 NotFew why_not_few(const ChoiceInputs& inputs, std::int64_t num_tokens);
 const char* reason_name(NotFew reason);
 
+/// Rows of a rank up to which this kernel computes a call.
+std::int64_t max_few_rows(const ChoiceInputs& inputs);
+
+/// Whether no call of few tokens of a context that takes `max_tokens` tokens a rank has more rows
+/// than max_few_rows() on a rank. Where peers may send more, both this kernel and the grouped
+/// products are launched, and the device, which knows the rows, lets one of them compute.
+bool bounds_few_rows(const ChoiceInputs& inputs, std::int64_t max_tokens);
+
 /// Experts of a rank that get a row where every rank has `num_tokens` tokens, expected of uniform
 /// routing to distinct experts.
 std::int64_t expected_active_experts(const ChoiceInputs& inputs, std::int64_t num_tokens);

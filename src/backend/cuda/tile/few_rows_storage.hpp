@@ -33,7 +33,7 @@ inline constexpr int kFewStagesMax = 16;
 inline constexpr int kOneTokenRoutes = 8;
 inline constexpr int kOneTokenStages = 16;
 /// Rows of an expert, on average, up to which a call is one of few rows: more would need several
-/// tiles of an expert, which the grouped GEMM does better.
+/// tiles of an expert, which the grouped GEMM does better. With peers the rows themselves count.
 inline constexpr int kFewRowsPerExpert = 32;
 /// Rows of the tiles of a call.
 struct FewRowsTiles {
@@ -80,6 +80,8 @@ struct FewRowsGroup {
   std::uint32_t first_tile : 22;  ///< tiles of token rows before it
 };
 static_assert(kFewExperts < 1 << 10);
+/// Of the lowest tiles, one of each expert not full.
+static_assert(kFewRowsPerExpert * kFewExperts / kFewTileTokensMin + kFewExperts < 1 << 22);
 static_assert(sizeof(FewRowsGroup) == 8);
 
 /// The routing of the call, which every block computes or, with peers, reads for itself.
