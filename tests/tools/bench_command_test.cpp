@@ -67,6 +67,9 @@ TEST_F(BenchCommand, PrintsARowForEveryShapeAndNumberOfTokens) {
     EXPECT_EQ(row["repeat_bitwise_equal"], true);
     EXPECT_EQ(row["dense_tflops"], rows[0]["dense_tflops"]);
     EXPECT_GT(row["plan_bytes"]["allocated"], 0);
+    // What the harness adds is less than a hundredth of a row of 1 ms.
+    EXPECT_GT(row["overhead_us"], 0.0);
+    EXPECT_LT(row["overhead_us"], 10.0);
     EXPECT_EQ(row["command"],
               "distmoe bench --shape 64,32,8,2 48,40,6,3 --tokens 1 33 --ranks 3 --rounds 2");
   }

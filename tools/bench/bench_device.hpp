@@ -63,6 +63,9 @@ inline constexpr std::size_t kMaxStepMarks = 18;
 inline constexpr std::size_t kNumTimeMarks =
     static_cast<std::size_t>(TimeMark::kFirstStep) + kMaxStepMarks;
 
+constexpr TimeMark next_of(TimeMark mark) {
+  return static_cast<TimeMark>(static_cast<std::size_t>(mark) + 1);
+}
 constexpr TimeMark step_mark(std::size_t index) {
   return static_cast<TimeMark>(static_cast<std::size_t>(TimeMark::kFirstStep) + index);
 }

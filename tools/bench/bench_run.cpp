@@ -137,8 +137,9 @@ void BenchRun::add_ceilings() {
   overhead_series_ = add_series([&device] {
     return time_lap(device, [&](bool is_timed) {
       if (!is_timed) return;
-      device.mark(TimeMark::kBegin, device.stream());
-      device.mark(TimeMark::kEnd, device.stream());
+      for (auto mark = TimeMark::kBegin; mark <= TimeMark::kEnd; mark = next_of(mark)) {
+        device.mark(mark, device.stream());
+      }
     });
   });
 }
