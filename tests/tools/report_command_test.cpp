@@ -5,6 +5,7 @@
 
 #include <fstream>
 #include <regex>
+#include <sstream>
 
 #include "command_testing.hpp"
 
@@ -59,6 +60,27 @@ TEST_F(ReportCommand, MakesOnePageWithEverySection) {
   EXPECT_FALSE(std::regex_search(page, std::regex("<script|@import|url\\(|src=")));
 }
 
+/// With the results of two GPUs made of those of two ranks on the CPU.
+TEST_F(ReportCommand, ProjectsEightGpusFromTwoAndSaysSo) {
+  std::string lines;
+  std::istringstream text(read_file(results()));
+  for (std::string line; std::getline(text, line);) {
+    auto row = nlohmann::ordered_json::parse(line);
+    row["backend"] = "cuda";
+    row["flops"] = 1e15;
+    row["bound_us"] = row["median_us"];
+    if (row["ranks"] == 2) row["link_gb_s"] = 337.0;
+    lines += row.dump() + '\n';
+  }
+  std::ofstream(file("results"), std::ios::trunc) << lines;
+  const CommandResult result = report({file("results"), "-o", file("page"), "--markdown"});
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_NE(read_file(file("page")).find("projection, not a measurement</span></h2>"),
+            std::string::npos);
+  EXPECT_NE(result.output.find("\nProjected, not measured, for 8 GPUs:\n"), std::string::npos)
+      << result.output;
+}
+
 TEST_F(ReportCommand, LeavesOutWhatNobodyMeasured) {
   const CommandResult bench =
       run_words({"env", "CUDA_VISIBLE_DEVICES=", command_path(), "bench", "--rounds", "1",
@@ -67,7 +89,8 @@ TEST_F(ReportCommand, LeavesOutWhatNobodyMeasured) {
   ASSERT_EQ(report({file("results"), "-o", file("page")}).exit_code, 0);
   const std::string page = read_file(file("page"));
   EXPECT_NE(page.find("Every row</h2>"), std::string::npos);
-  for (const char* part : {"Roofline</h2>", "Efficiency</h2>", "Scaling", "time goes</h2>"}) {
+  for (const char* part :
+       {"Roofline</h2>", "Efficiency</h2>", "Scaling", "time goes</h2>", "8 GPUs"}) {
     EXPECT_EQ(page.find(part), std::string::npos) << part;
   }
 }

@@ -31,6 +31,9 @@ std::string sample_lines() {
   report.overhead_us = 0.5;
   BenchRow row;
   row.shape.name = "A";
+  row.shape.hidden_dim = 64;
+  row.shape.top_k = 2;
+  row.experts = 8;
   row.tokens = 64;
   row.us = {.median = 200, .p10 = 190, .p90 = 215};
   row.tflops = 0.125;
@@ -62,7 +65,10 @@ TEST(ResultFile, GivesBackWhatWasMeasured) {
   ASSERT_EQ(rows.size(), 2U);
   const ResultRow& row = rows[1];
   EXPECT_EQ(row.shape, "A");
-  EXPECT_EQ(row.call(), "train, lean, recompute, per_rank");
+  EXPECT_EQ(row.hidden_dim, 64);
+  EXPECT_EQ(row.top_k, 2);
+  EXPECT_EQ(row.experts, 8);
+  EXPECT_EQ(row.call(), "train, lean, recompute, per_rank, zipf");
   EXPECT_EQ(row.routing, "zipf");
   EXPECT_EQ(row.ranks, 2);
   EXPECT_EQ(row.tokens, 64);

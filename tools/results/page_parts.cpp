@@ -56,10 +56,12 @@ std::string size_text(const ResultRow& row) {
 std::string bars_of(const std::vector<Bar>& bars) {
   std::string html;
   for (const Bar& bar : bars) {
-    html += concat("<div class=\"bar\"><span>", escaped_markup(bar.name),
-                   "</span><div class=\"track\"><i class=\"c", bar.colour, "\" ",
-                   width_of(bar.fraction), "></i></div><span class=\"v\">",
-                   escaped_markup(bar.value), "</span></div>\n");
+    html +=
+        concat("<div class=\"bar\"><span>", escaped_markup(bar.name),
+               bar.is_unstable ? kUnstableBadge : "", "</span><div class=\"track\" title=\"",
+               percent_text(bar.fraction), " of the floor\"><i class=\"c", bar.colour, "\" ",
+               width_of(bar.fraction), "></i></div><span class=\"v\">", escaped_markup(bar.value),
+               "</span><span class=\"v muted\">", escaped_markup(bar.ratio), "</span></div>\n");
   }
   return html;
 }

@@ -18,6 +18,9 @@ std::string number_text(double value, int digits);
 /// "64.3 %".
 std::string percent_text(double fraction);
 
+/// Behind what varies too much from round to round.
+inline constexpr const char* kUnstableBadge = " <span class=\"badge\">unstable</span>";
+
 /// "T = 64, 2 ranks".
 std::string size_text(const ResultRow& row);
 
@@ -25,7 +28,9 @@ struct Bar {
   std::string name;
   double fraction = 0.0;  ///< of the track, at most 1
   std::string value;
+  std::string ratio;  ///< behind the value; may be empty
   int colour = 0;
+  bool is_unstable = false;
 };
 std::string bars_of(const std::vector<Bar>& bars);
 

@@ -24,9 +24,9 @@ p{margin:.2rem 0 .8rem;max-width:74ch}
 .card{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:16px}
 .tiles{display:grid;gap:12px;grid-template-columns:repeat(auto-fit,minmax(160px,1fr));margin:1.2rem 0}
 .tile b{display:block;font-size:1.5rem;line-height:1.25;font-variant-numeric:tabular-nums}
-.tile span{color:var(--muted);font-size:.9rem}
+.tile span{display:block;margin-top:4px;color:var(--muted);font-size:.9rem;line-height:1.35}
 .grid{display:grid;gap:16px;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr))}
-.wide{display:grid;gap:16px;align-items:start;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr))}
+.wide{display:grid;gap:16px;align-items:start;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr))}
 figure{margin:0}
 figure svg{display:block;width:100%;height:auto}
 .scroll{overflow-x:auto}
@@ -35,7 +35,7 @@ th,td{padding:7px 10px;text-align:right;white-space:nowrap;border-bottom:1px sol
 th{color:var(--muted);font-weight:600}
 th:first-child,td:first-child,th.t,td.t{text-align:left}
 tr:last-child td{border-bottom:0}
-.bar{display:grid;grid-template-columns:minmax(7.5rem,10rem) 1fr 4.6rem;gap:8px;align-items:center;
+.bar{display:grid;grid-template-columns:minmax(7.5rem,11.5rem) 1fr 4.6rem 3.4rem;gap:8px;align-items:center;
 margin:5px 0;font-size:.9rem;font-variant-numeric:tabular-nums}
 .bar i{display:block;height:15px;border-radius:3px;min-width:2px}
 .track{background:var(--grid);border-radius:3px}
@@ -45,7 +45,9 @@ margin:5px 0;font-size:.9rem;font-variant-numeric:tabular-nums}
 .parts{margin-top:8px;font-size:.85rem}
 .parts th,.parts td{padding:3px 8px;border-bottom:0}
 .dot{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:7px}
-.size{margin:10px 0 2px;color:var(--muted);font-size:.9rem;font-weight:600}
+.size{margin:14px 0 2px;font-size:.9rem;font-weight:600}
+.size:first-of-type{margin-top:0}
+.size span{color:var(--muted);font-weight:400;margin-left:.5rem}
 .stack i{display:block;height:100%}
 .legend{list-style:none;margin:.2rem 0 0;padding:0;display:grid;gap:2px 16px;
 grid-template-columns:repeat(auto-fill,minmax(min(100%,200px),1fr));font-size:.85rem}
@@ -62,7 +64,7 @@ summary{cursor:pointer;color:var(--muted)}
 .c4{background:var(--c4)}.c5{background:var(--c5)}.c6{background:var(--c6)}.c7{background:var(--c7)}
 .c8{background:var(--c8)}.c9{background:var(--c9)}
 @media (max-width:560px){main{padding:18px 12px 40px}h1{font-size:1.4rem}.card{padding:12px}
-.bar{grid-template-columns:6.4rem 1fr 4.2rem;gap:6px;font-size:.85rem}}
+.bar{grid-template-columns:6.2rem 1fr 3.9rem 2.9rem;gap:6px;font-size:.85rem}}
 )CSS";
 
 }  // namespace distmoe::tools

@@ -56,6 +56,9 @@ class LineReader {
 
 void read_call(const LineReader& line, ResultRow& row) {
   row.shape = line.get<std::string>("shape");
+  row.hidden_dim = line.get<std::int64_t>("hidden_dim");
+  row.top_k = line.get<std::int64_t>("top_k");
+  row.experts = line.get<std::int64_t>("experts");
   row.mode = line.get<std::string>("mode");
   row.backend = line.get<std::string>("backend");
   row.engine = line.get<std::string>("engine");
@@ -114,6 +117,7 @@ std::string ResultRow::call() const {
   if (!variant.empty()) text += ", " + variant;
   if (combine != "per_route") text += ", " + combine;
   if (is_graph) text += ", CUDA graph";
+  if (routing != "uniform") text += ", " + routing;
   return text;
 }
 

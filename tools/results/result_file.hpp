@@ -28,6 +28,9 @@ struct PeerResult {
 /// A line of results: docs/command-line.md defines every value.
 struct ResultRow {
   std::string shape;
+  std::int64_t hidden_dim = 0;
+  std::int64_t top_k = 0;
+  std::int64_t experts = 0;  ///< of all ranks
   std::string mode;
   std::string backend;
   std::string engine;
@@ -66,7 +69,7 @@ struct ResultRow {
   std::vector<NamedValue> plan_bytes;  ///< of one rank, without their sum
   std::vector<std::string> missing;
 
-  /// "train, lean", "forward in a CUDA graph".
+  /// "train, lean", "forward, CUDA graph, zipf".
   std::string call() const;
 };
 

@@ -9,14 +9,13 @@
 #include "core/check.hpp"
 #include "plan/byte_text.hpp"
 #include "results/page_parts.hpp"
+#include "results/projection.hpp"
 #include "results/result_charts.hpp"
 #include "results/result_groups.hpp"
 #include "svg_writer.hpp"
 
 namespace distmoe::tools {
 namespace {
-
-constexpr const char* kUnstableBadge = " <span class=\"badge\">unstable</span>";
 
 /// Every distinct text of the rows, in their order.
 template <typename Text>
@@ -53,7 +52,7 @@ std::string heading(std::span<const ResultRow> rows) {
   std::vector<std::string> facts = versions;
   facts.insert(facts.end(), torch.begin(), torch.end());
   facts.insert(facts.end(), dates.begin(), dates.end());
-  return concat("<h1>Routed experts: what they take</h1>\n<p class=\"muted\">",
+  return concat("<h1>distmoe benchmark report</h1>\n<p class=\"muted\">",
                 escaped_markup(joined(machines, "; ")), "<br>", escaped_markup(joined(facts, ", ")),
                 "</p>\n");
 }
@@ -106,15 +105,14 @@ std::string table(std::span<const ResultRow> rows) {
       "class=\"t\">call</th><th>T</th><th>P</th><th>time</th><th>spread</th><th>TFLOP/s</th>"
       "<th>of floor</th><th>x bound</th><th>rel. L2</th></tr>\n";
   for (const ResultRow& row : rows) {
-    html += concat(
-        "<tr><td>", escaped_markup(row.shape), "</td><td class=\"t\">", escaped_markup(row.call()),
-        row.routing == "uniform" ? "" : ", " + escaped_markup(row.routing), "</td><td>", row.tokens,
-        "</td><td>", row.ranks, "</td><td>", time_text(row.median_us), "</td><td>",
-        percent_text(row.spread), row.is_unstable ? kUnstableBadge : "", "</td><td>",
-        number_or_dash(row.tflops, 3), "</td><td>",
-        row.efficiency ? percent_text(*row.efficiency) : "-", "</td><td>",
-        number_or_dash(row.bound_ratio, 2), "</td><td>", number_text(row.rel_l2, 4),
-        row.is_repeatable ? "" : " <span class=\"badge\">other bits</span>", "</td></tr>\n");
+    html +=
+        concat("<tr><td>", escaped_markup(row.shape), "</td><td class=\"t\">",
+               escaped_markup(row.call()), "</td><td>", row.tokens, "</td><td>", row.ranks,
+               "</td><td>", time_text(row.median_us), "</td><td>", percent_text(row.spread),
+               row.is_unstable ? kUnstableBadge : "", "</td><td>", number_or_dash(row.tflops, 3),
+               "</td><td>", row.efficiency ? percent_text(*row.efficiency) : "-", "</td><td>",
+               number_or_dash(row.bound_ratio, 2), "</td><td>", number_text(row.rel_l2, 4),
+               row.is_repeatable ? "" : " <span class=\"badge\">other bits</span>", "</td></tr>\n");
   }
   return html +
          "</table></div>\n<p class=\"note\">Medians over interleaved rounds, of the slowest "
@@ -125,8 +123,7 @@ std::string table(std::span<const ResultRow> rows) {
 /// "OLMoE-1B-7B, forward, 2 ranks".
 std::string call_title(const ResultRow& row) {
   return concat(row.shape, ", ", row.call(),
-                row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string(),
-                row.routing == "uniform" ? std::string() : ", " + row.routing);
+                row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string());
 }
 
 std::string tokens_text(const ResultRow& row) { return concat("T = ", row.tokens); }
@@ -139,21 +136,29 @@ std::string wide_section(const char* title, const char* words, const std::string
 
 std::string efficiency_of(const ResultRow& row) {
   const double floor_us = row.floor_us.value_or(0.0);
-  const auto bar = [&](const std::string& name, double us, std::size_t colour) {
-    return Bar{name, floor_us / us, percent_text(floor_us / us), static_cast<int>(colour)};
+  const auto bar = [&](const std::string& name, double us, int colour) {
+    return Bar{.name = name,
+               .fraction = floor_us / us,
+               .value = time_text(us),
+               .ratio = {},
+               .colour = colour};
   };
   std::vector<Bar> bars = {bar("distmoe", row.median_us, 0)};
-  if (row.bound_us) bars.push_back(bar("dense GEMM", *row.bound_us, 7));
-  std::string notes = concat("floor ", time_text(floor_us), ", distmoe ", time_text(row.median_us),
-                             row.is_unstable ? kUnstableBadge : "");
+  bars.front().is_unstable = row.is_unstable;
+  // Of few tokens it reads the weights of one expert alone, and says nothing of the floor.
+  if (row.bound_us && *row.bound_us >= floor_us) {
+    bars.push_back(bar("dense GEMM", *row.bound_us, 7));
+    if (row.bound_ratio) bars.back().ratio = number_text(1.0 / *row.bound_ratio, 2) + " x";
+  }
   for (std::size_t i = 0; i < row.peers.size(); ++i) {
     const PeerResult& peer = row.peers[i];
-    bars.push_back(bar(peer.name, peer.median_us, i + 1));
-    notes += concat("; ", escaped_markup(peer.name), " takes ", number_text(peer.ratio, 2),
-                    " x as long", peer.is_unstable ? kUnstableBadge : "");
+    bars.push_back(bar(peer.name, peer.median_us, static_cast<int>(i) + 1));
+    bars.back().ratio = number_text(peer.ratio, 2) + " x";
+    bars.back().is_unstable = peer.is_unstable;
   }
-  return concat("<div class=\"size\">", tokens_text(row), "</div>\n", bars_of(bars),
-                "<div class=\"note\">", notes, "</div>\n");
+  return concat("<div class=\"size\">", tokens_text(row), " <span>floor ", time_text(floor_us),
+                ", distmoe at ", percent_text(floor_us / row.median_us), "</span></div>\n",
+                bars_of(bars));
 }
 
 std::string efficiency_section(const ResultGroup& rows) {
@@ -165,12 +170,14 @@ std::string efficiency_section(const ResultGroup& rows) {
     }
     if (!body.empty()) cards += card(title, body);
   }
-  return wide_section("Efficiency",
-                      "The floor is the time that the machine needs at its own rates: products, "
-                      "weights or links, whichever takes longest. A full bar is the floor. Dense "
-                      "GEMM: the products of the experts alone, without routing; with few tokens "
-                      "they pass the floor on a CPU, where they read the weights of one expert.",
-                      cards);
+  return wide_section(
+      "Efficiency",
+      "The floor is the time that the machine needs at its own rates: products, "
+      "weights or links, whichever takes longest. A full bar is the floor; x: times as "
+      "long as distmoe in the same rounds. Dense "
+      "GEMM: products of the same FLOPs alone, without routing; left out where it "
+      "passes the floor, because on a CPU it reads the weights of one expert.",
+      cards);
 }
 
 std::string steps_section(const ResultGroup& rows) {
@@ -186,6 +193,31 @@ std::string steps_section(const ResultGroup& rows) {
                       "Medians of the steps of a call, marked in calls of their own; names as in "
                       "traces.",
                       cards);
+}
+
+std::string projection_section(const ResultGroup& rows) {
+  const std::vector<Projection> projections = projections_of(rows);
+  if (projections.empty()) return {};
+  std::string html = concat(
+      "<h2>", kProjectedRanks, " GPUs <span class=\"badge\">projection, not a measurement</span>",
+      "</h2>\n<p class=\"muted\">From the times on one GPU and on two: the share of the link's "
+      "time "
+      "that two did not hide is taken to stay what it was, of the traffic that ",
+      kProjectedRanks,
+      " have. It knows nothing of imbalance between ranks, nor of switches that give less to many "
+      "than to two.</p>\n<div class=\"card scroll\"><table>\n<tr><th>shape</th><th>T</th>"
+      "<th>1 GPU</th><th>2 GPUs</th><th>link of 2</th><th>of it seen</th><th>link of ",
+      kProjectedRanks, "</th><th>projected</th><th>of own 1 GPU</th></tr>\n");
+  for (const Projection& projection : projections) {
+    html += concat("<tr><td>", escaped_markup(projection.one->shape), "</td><td>",
+                   projection.one->tokens, "</td><td>", time_text(projection.one->median_us),
+                   "</td><td>", time_text(projection.two->median_us), "</td><td>",
+                   time_text(projection.link_of_two_us), "</td><td>", percent_text(projection.seen),
+                   "</td><td>", time_text(projection.link_us), "</td><td>",
+                   time_text(projection.us), "</td><td>",
+                   percent_text(projection.one->median_us / projection.us), "</td></tr>\n");
+  }
+  return html + "</table></div>\n";
 }
 
 std::string bytes_text(double bytes) { return human_bytes(static_cast<std::int64_t>(bytes)); }
@@ -240,10 +272,10 @@ std::string how_section(std::span<const ResultRow> rows) {
 std::string page_of(std::span<const ResultRow> rows) {
   ResultGroup all;
   for (const ResultRow& row : rows) all.push_back(&row);
-  return concat(page_head("distmoe: benchmark report"), heading(rows), tiles(rows), table(rows),
+  return concat(page_head("distmoe: benchmark report"), heading(rows), tiles(rows),
                 efficiency_section(all), roofline_section(all), steps_section(all),
-                tokens_section(all), ranks_section(all), memory_section(all), how_section(rows),
-                "</main>\n</body>\n</html>\n");
+                tokens_section(all), ranks_section(all), projection_section(all),
+                memory_section(all), table(rows), how_section(rows), "</main>\n</body>\n</html>\n");
 }
 
 }  // namespace distmoe::tools

@@ -6,6 +6,7 @@
 
 #include "core/check.hpp"
 #include "results/page_parts.hpp"
+#include "results/projection.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -20,7 +21,8 @@ std::string run_text(const ResultRow& row) {
                 row.torch.empty() ? "" : ", " + row.torch, ". ", row.machine, ". Dense products ",
                 number_or_dash(row.dense_tflops, 3), " TFLOP/s, copy ",
                 number_or_dash(row.copy_tb_s, 3), " TB/s, read ", number_or_dash(row.read_tb_s, 3),
-                " TB/s; a measurement of nothing ", number_text(row.overhead_us, 2), " us.\n");
+                " TB/s", row.link_gb_s ? ", link " + number_text(*row.link_gb_s, 0) + " GB/s" : "",
+                "; a measurement of nothing ", number_text(row.overhead_us, 2), " us.\n");
 }
 
 /// Names of all peers, in their order.
@@ -40,6 +42,33 @@ std::string cell_of(const ResultRow& row, const std::string& peer) {
   return number_text(found->ratio, 2) + " x" + (found->is_unstable ? " (unstable)" : "");
 }
 
+/// "2.05 x" of a training step, "-" of anything else.
+std::string backward_text(const ResultRow& row) {
+  if (!row.forward_us || !row.backward_us) return "-";
+  return number_text(*row.backward_us / *row.forward_us, 2) + " x";
+}
+
+std::string projection_table(std::span<const ResultRow> rows) {
+  ResultGroup all;
+  for (const ResultRow& row : rows) all.push_back(&row);
+  const std::vector<Projection> projections = projections_of(all);
+  if (projections.empty()) return {};
+  std::string text = concat(
+      "\nProjected, not measured, for ", kProjectedRanks, " GPUs:\n\n| shape | T | 1 GPU, us | 2 ",
+      "GPUs, us | link of 2, us | of it seen | link of ", kProjectedRanks,
+      ", us | projected, us | of own 1 GPU |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ",
+      "---: | ---: |");
+  for (const Projection& projection : projections) {
+    text += concat(
+        "\n| ", projection.one->shape, " | ", projection.one->tokens, " | ",
+        number_text(projection.one->median_us, 0), " | ", number_text(projection.two->median_us, 0),
+        " | ", number_text(projection.link_of_two_us, 0), " | ", number_text(projection.seen, 2),
+        " | ", number_text(projection.link_us, 0), " | ", number_text(projection.us, 0), " | ",
+        number_text(projection.one->median_us / projection.us, 2), " |");
+  }
+  return text + "\n";
+}
+
 }  // namespace
 
 std::string markdown_of(std::span<const ResultRow> rows) {
@@ -51,9 +80,13 @@ std::string markdown_of(std::span<const ResultRow> rows) {
     if (std::find_if(rows.begin(), row, is_same_run) == row) text += run_text(*row);
   }
   const std::vector<std::string> peers = peers_of(rows);
+  const bool trains =
+      std::ranges::any_of(rows, [](const ResultRow& row) { return row.backward_us.has_value(); });
   text += "\n| shape | call | T | P | time | spread | TFLOP/s | of the floor | x bound |";
+  if (trains) text += " backward / forward |";
   for (const std::string& peer : peers) text += concat(" ", peer, " |");
   text += "\n| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |";
+  if (trains) text += " ---: |";
   for (std::size_t i = 0; i < peers.size(); ++i) text += " ---: |";
   for (const ResultRow& row : rows) {
     text += concat("\n| ", row.shape, " | ", row.call(), " | ", row.tokens, " | ", row.ranks, " | ",
@@ -61,9 +94,10 @@ std::string markdown_of(std::span<const ResultRow> rows) {
                    row.is_unstable ? " (unstable)" : "", " | ", number_or_dash(row.tflops, 3),
                    " | ", row.efficiency ? percent_text(*row.efficiency) : "-", " | ",
                    number_or_dash(row.bound_ratio, 2), " |");
+    if (trains) text += concat(" ", backward_text(row), " |");
     for (const std::string& peer : peers) text += concat(" ", cell_of(row, peer), " |");
   }
-  return text + "\n";
+  return text + "\n" + projection_table(rows);
 }
 
 }  // namespace distmoe::tools
