@@ -115,6 +115,22 @@ TEST_F(BenchCommand, TimesForwardAndBackward) {
   }
 }
 
+/// Further from the reference than BF16 rounds, and within what the precision may be.
+TEST_F(BenchCommand, TimesLowPrecisionsWithPreparedWeights) {
+  for (const Words& more : {Words{"--precision", "mxfp8"}, Words{"--precision", "nvfp4"},
+                            Words{"--precision", "mxfp4", "--pipeline", "mega"},
+                            Words{"--precision", "mxfp8", "--mode", "train"}}) {
+    Words words{"--shape", "64,32,8,2", "--tokens", "40", "--ranks", "3", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto rows = rows_of(bench(words));
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0]["precision"], more[1]);
+    EXPECT_GT(rows[0]["rel_l2"], 8e-3) << rows[0];
+    EXPECT_EQ(rows[0]["repeat_bitwise_equal"], true);
+    EXPECT_GT(rows[0]["bound_us"], 0.0);
+  }
+}
+
 TEST_F(BenchCommand, TimesEveryStepOfWholeCalls) {
   const auto forward = rows_of(
       bench({"--shape", "64,32,8,2", "--tokens", "40", "--ranks", "2", "--steps", "--json"}));

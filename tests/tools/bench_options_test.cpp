@@ -46,7 +46,8 @@ TEST(BenchOptions, HaveTheDocumentedDefaults) {
   EXPECT_EQ(options.routing, RoutingKind::kUniform);
   EXPECT_EQ(options.routing_text(), "uniform");
   EXPECT_EQ(options.rounds, 21);
-  EXPECT_EQ(options.tolerance, 8e-3);
+  EXPECT_EQ(options.precision, Precision::kBF16);
+  EXPECT_EQ(options.used_tolerance(), 8e-3);
   EXPECT_EQ(options.timeout, std::chrono::seconds(300));
   EXPECT_FALSE(options.graph || options.json || options.recompute);
   EXPECT_EQ(options.activation_policy, ActivationPolicy::kFull);
@@ -80,6 +81,11 @@ TEST(BenchOptions, HoldWhatIsGiven) {
   EXPECT_EQ(training.mode, BenchMode::kTrain);
   EXPECT_TRUE(training.recompute);
   EXPECT_EQ(training.activation_policy, ActivationPolicy::kLean);
+  const BenchOptions coded = options_of({"--precision", "nvfp4", "--pipeline", "mega"});
+  EXPECT_EQ(coded.precision, Precision::kNVFP4);
+  EXPECT_EQ(coded.pipeline, Pipeline::kMega);
+  EXPECT_EQ(coded.used_tolerance(), noise_tolerance(Precision::kNVFP4));
+  EXPECT_NE(coded.command_text().find(" --precision nvfp4 --pipeline mega"), std::string::npos);
   EXPECT_NE(training.first_of_training, "");
 }
 

@@ -28,6 +28,7 @@ BenchReport sample_report() {
   report.backend = "cuda";
   report.mode = "forward";
   report.routing = "uniform";
+  report.precision = "bf16";
   report.combine = "per_route";
   report.graph = true;
   report.rounds = 21;

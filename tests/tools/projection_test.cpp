@@ -18,6 +18,7 @@ ResultRow mixtral() {
   row.mode = "forward";
   row.backend = "cuda";
   row.routing = "uniform";
+  row.precision = "bf16";
   row.combine = "per_route";
   row.tokens = 8192;
   row.median_us = 8623;
@@ -79,18 +80,21 @@ TEST(Projection, AShapeWithExpertsForEachRankHasMoreOfThem) {
 TEST(Projection, NothingElseIsProjected) {
   const ResultRow one = mixtral();
   const ResultRow two = on_two(one, 8996);
-  for (const auto change : std::initializer_list<void (*)(ResultRow&, ResultRow&)>{
-           [](ResultRow&a, ResultRow&) { a.bound_us.reset(); },
-           [](ResultRow&, ResultRow&b) { b.link_gb_s.reset(); },
-           [](ResultRow&, ResultRow&b) { b.tokens = 4096; },
-           [](ResultRow&, ResultRow&b) { b.backend = "cpu"; },
-           [](ResultRow&a, ResultRow&b) { a.routing = b.routing = "zipf"; },
-           [](ResultRow&a, ResultRow&b) { a.combine = b.combine = "per_rank"; },
-           [](ResultRow&a, ResultRow&b) { a.mode = b.mode = "train"; },
-           [](ResultRow&a, ResultRow&b) { a.flops = b.flops = 1e10; }}) {
+  using Change = void (*)(ResultRow * a, ResultRow * b);
+  constexpr Change kChanges[] = {
+      [](ResultRow* a, ResultRow*) { a->bound_us.reset(); },
+      [](ResultRow*, ResultRow* b) { b->link_gb_s.reset(); },
+      [](ResultRow*, ResultRow* b) { b->tokens = 4096; },
+      [](ResultRow*, ResultRow* b) { b->backend = "cpu"; },
+      [](ResultRow* a, ResultRow* b) { a->routing = b->routing = "zipf"; },
+      [](ResultRow* a, ResultRow* b) { a->combine = b->combine = "per_rank"; },
+      [](ResultRow* a, ResultRow* b) { a->mode = b->mode = "train"; },
+      [](ResultRow* a, ResultRow* b) { a->precision = b->precision = "mxfp8"; },
+      [](ResultRow* a, ResultRow* b) { a->flops = b->flops = 1e10; }};
+  for (const Change change : kChanges) {
     ResultRow a = one;
     ResultRow b = two;
-    change(a, b);
+    change(&a, &b);
     EXPECT_TRUE(projections_of({&a, &b}).empty());
   }
 }

@@ -18,6 +18,7 @@ std::string sample_lines() {
   report.backend = "cpu";
   report.mode = "train";
   report.routing = "zipf";
+  report.precision = "mxfp8";
   report.combine = "per_rank";
   report.activation_policy = "lean";
   report.recompute = true;
@@ -68,7 +69,7 @@ TEST(ResultFile, GivesBackWhatWasMeasured) {
   EXPECT_EQ(row.hidden_dim, 64);
   EXPECT_EQ(row.top_k, 2);
   EXPECT_EQ(row.experts, 8);
-  EXPECT_EQ(row.call(), "train, lean, recompute, per_rank, zipf");
+  EXPECT_EQ(row.call(), "train, mxfp8, lean, recompute, per_rank, zipf");
   EXPECT_EQ(row.routing, "zipf");
   EXPECT_EQ(row.ranks, 2);
   EXPECT_EQ(row.tokens, 64);

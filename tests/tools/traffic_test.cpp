@@ -74,6 +74,31 @@ TEST(Traffic, OfATrainingStepIsThatOfForwardAndBackward) {
             kD * 2 + kD * 4 + 3 * kD * 2);
 }
 
+/// D = F = 64, so that a row has whole blocks.
+TEST(Traffic, LowPrecisionsReadAndSendTheirCodes) {
+  const BenchShape shape{"", 64, 64, 1, 2, false};
+  const std::vector<RoutedTokens> ranks = {{{1}, {}}, {{1}, {}}};
+  const auto weights = [&](Precision precision) {
+    return count_traffic(shape, ranks, Combine::kPerRoute, precision).weight_bytes;
+  };
+  constexpr double kElements = 3 * 64 * 64;
+  EXPECT_EQ(weights(Precision::kBF16), kElements * 2);
+  EXPECT_EQ(weights(Precision::kMXFP8), kElements + kElements / 32);
+  EXPECT_EQ(weights(Precision::kNVFP4), kElements / 2 + kElements / 16);
+  EXPECT_EQ(weights(Precision::kMXFP4), kElements / 2 + kElements / 32);
+  const auto sent = [&](Precision precision) {
+    return count_traffic(shape, ranks, Combine::kPerRoute, precision).dispatch_bytes;
+  };
+  EXPECT_EQ(sent(Precision::kMXFP8), 64 + 16);  // two scales, in a line of 16 bytes
+  EXPECT_EQ(sent(Precision::kNVFP4), 32 + 16);  // four scales and a factor
+  EXPECT_EQ(sent(Precision::kMXFP4), 64 * 2);
+  // Codes and their tiles' scales twice, and a BF16 gradient; rows as BF16.
+  const CallTraffic step =
+      count_training_traffic(shape, ranks, Combine::kPerRoute, Precision::kMXFP8);
+  EXPECT_EQ(step.weight_bytes, 2 * (kElements + kElements / 1024) + kElements * 2);
+  EXPECT_EQ(step.dispatch_bytes, 64 * 2);
+}
+
 TEST(Floor, IsTheLargestOfComputeWeightsAndLink) {
   CallTraffic traffic{
       .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};

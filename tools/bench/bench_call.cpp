@@ -35,6 +35,24 @@ void* place_values(BenchDevice& device, const std::vector<Value>& values) {
   return data;
 }
 
+ExpertWeights place_weights(BenchDevice& device, const LayerValues& values,
+                            std::int64_t first_expert, std::int64_t num_experts) {
+  const std::int64_t d = values.hidden_dim;
+  const std::int64_t f = values.intermediate_dim;
+  const std::int64_t w2_size = checked_mul(d, f);
+  const std::int64_t w13_size = checked_mul(2, w2_size);
+  return {.w13_L2FD = {place_noise(device, values.w13, checked_mul(first_expert, w13_size),
+                                   checked_mul(num_experts, w13_size)),
+                       DType::kBF16,
+                       {num_experts, 2 * f, d},
+                       device.place()},
+          .w2_LDF = {place_noise(device, values.w2, checked_mul(first_expert, w2_size),
+                                 checked_mul(num_experts, w2_size)),
+                     DType::kBF16,
+                     {num_experts, d, f},
+                     device.place()}};
+}
+
 /// The steps that a mode times, as the one before which the clock starts and the one before which
 /// it stops.
 struct StepRange {
@@ -74,24 +92,24 @@ std::vector<std::int64_t> sampled_tokens(std::int64_t num_tokens) {
 
 }  // namespace
 
-BenchWeights::BenchWeights(BenchDevice& device, const LayerValues& values,
-                           std::int64_t first_expert, std::int64_t num_experts, int num_copies) {
-  const std::int64_t d = values.hidden_dim;
-  const std::int64_t f = values.intermediate_dim;
-  const std::int64_t w2_size = checked_mul(d, f);
-  const std::int64_t w13_size = checked_mul(2, w2_size);
-  for (int copy = 0; copy < num_copies; ++copy) {
+BenchWeights::BenchWeights(BenchDevice& device, const LayerValues& values, const Context& context,
+                           int num_copies) {
+  const Config& config = context.config();
+  const bool has_codes = config.precision != Precision::kBF16;
+  for (int copy = 0; copy < (has_codes ? 1 : num_copies); ++copy) {
     copies_.push_back(
-        {.w13_L2FD = {place_noise(device, values.w13, checked_mul(first_expert, w13_size),
-                                  checked_mul(num_experts, w13_size)),
-                      DType::kBF16,
-                      {num_experts, 2 * f, d},
-                      device.place()},
-         .w2_LDF = {place_noise(device, values.w2, checked_mul(first_expert, w2_size),
-                                checked_mul(num_experts, w2_size)),
-                    DType::kBF16,
-                    {num_experts, d, f},
-                    device.place()}});
+        place_weights(device, values, context.first_expert(), context.num_local_experts()));
+  }
+  plain_ = copies_.front();
+  if (!has_codes) return;
+  copies_.clear();
+  const BlockScaledConfig form{.format = config.precision, .inference = config.inference};
+  for (int copy = 0; copy < num_copies; ++copy) {
+    const auto prepare = [&](const TensorView& weight) {
+      return prepared_.emplace_back(prepare_block_scaled_weight(weight, form)).view();
+    };
+    copies_.push_back(
+        {.prepared_w13 = prepare(plain_.w13_L2FD), .prepared_w2 = prepare(plain_.w2_LDF)});
   }
 }
 

@@ -17,6 +17,7 @@
 #include "comparison.hpp"
 #include "digest.hpp"
 #include "distmoe/context.hpp"
+#include "distmoe/prepared_weight.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "rank_group.hpp"
@@ -25,15 +26,21 @@
 
 namespace distmoe::tools {
 
-/// The weights of this rank's experts of one shape, `num_copies` of them.
+/// The weights of this rank's experts of one shape as a context takes them: BF16, or codes that are
+/// prepared once.
 class BenchWeights {
  public:
-  BenchWeights(BenchDevice& device, const LayerValues& values, std::int64_t first_expert,
-               std::int64_t num_experts, int num_copies);
+  /// `num_copies` of them.
+  BenchWeights(BenchDevice& device, const LayerValues& values, const Context& context,
+               int num_copies);
   const ExpertWeights& copy(int index) const { return copies_[static_cast<std::size_t>(index)]; }
+  /// In BF16.
+  const ExpertWeights& plain() const { return plain_; }
 
  private:
+  ExpertWeights plain_;
   std::vector<ExpertWeights> copies_;
+  std::vector<PreparedWeight> prepared_;  ///< of every copy W13's and W2's
 };
 
 /// Runs `lap(is_timed)` and returns what its marks, set where it is timed, lie apart in

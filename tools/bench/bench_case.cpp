@@ -52,6 +52,8 @@ class CaseBuilder {
     config.top_k = shape.top_k;
     config.num_experts = shape.experts_of(setting.num_ranks);
     config.max_moe_layers_per_activation_slot = 1;
+    config.precision = setting.options.precision;
+    config.pipeline = setting.options.pipeline;
     config.combine = setting.options.combine;
     config.num_sms = setting.options.num_sms;
     config.inference = !is_training();
@@ -68,9 +70,9 @@ class CaseBuilder {
       ranks.push_back(route(setting_, size, static_cast<int>(case_.sets.size()), rank));
       has_repeats_ = has_repeats_ || has_repeated_experts(ranks.back(), config.top_k);
     }
-    const CallTraffic traffic = is_training()
-                                    ? count_training_traffic(case_.shape, ranks, config.combine)
-                                    : count_traffic(case_.shape, ranks, config.combine);
+    const CallTraffic traffic =
+        is_training() ? count_training_traffic(case_.shape, ranks, config.combine, config.precision)
+                      : count_traffic(case_.shape, ranks, config.combine, config.precision);
     for (const auto sum : kMeans) case_.traffic.*sum += traffic.*sum;
     case_.traffic.rows = std::max(case_.traffic.rows, traffic.rows);
     case_.sets.push_back(std::move(ranks[static_cast<std::size_t>(setting_.rank)]));

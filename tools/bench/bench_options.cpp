@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "option_declaration.hpp"
+#include "plan/option_names.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -124,7 +125,7 @@ void add_how_to_measure(CLI::App& app, BenchOptions& options) {
   add_count(app, "--rounds", "Times that every row is measured, in turn [21]", kMaxRounds,
             [&options](std::int64_t value) { options.rounds = static_cast<int>(value); });
   add(app, "--tolerance", "X",
-      "Largest relative L2 distance of the timed call to a plain computation [8e-3]",
+      "Largest relative L2 distance of the timed call to a plain computation [of the precision]",
       [&options](const std::string& text) {
         options.tolerance = parse_real("--tolerance", text, Zero::kLegal);
       });
@@ -137,6 +138,16 @@ const char* to_string(BenchMode mode) noexcept { return kModes[static_cast<std::
 bool is_exchange(BenchMode mode) noexcept {
   return mode == BenchMode::kExchange || mode == BenchMode::kExchangeDispatch ||
          mode == BenchMode::kExchangeCombine;
+}
+
+double noise_tolerance(Precision precision) noexcept {
+  switch (precision) {
+    case Precision::kBF16: break;
+    case Precision::kMXFP8: return 0.12;
+    case Precision::kNVFP4: return 0.40;
+    case Precision::kMXFP4: return 0.32;
+  }
+  return default_tolerance(precision);
 }
 
 std::string BenchOptions::routing_text() const {
@@ -159,6 +170,8 @@ std::string BenchOptions::command_text() const {
   add_unless(mode == BenchMode::kForward, concat("--mode ", to_string(mode)));
   add_unless(routing == RoutingKind::kUniform, concat("--routing ", routing_text()));
   add_unless(routing_layer == 0, concat("--routing-layer ", routing_layer));
+  add_unless(precision == Precision::kBF16, concat("--precision ", option_name(precision)));
+  add_unless(pipeline == Pipeline::kStaged, concat("--pipeline ", option_name(pipeline)));
   add_unless(combine == Combine::kPerRoute, "--combine per_rank");
   add_unless(activation_policy == ActivationPolicy::kFull, "--activation-policy lean");
   add_unless(!recompute, "--recompute");
@@ -188,6 +201,7 @@ void check_together(const BenchOptions& options) {
 
 void add_call_options(CLI::App& app, BenchOptions& options) {
   add_shapes_and_routing(app, options);
+  add_precision_options(app, options.precision, options.pipeline);
   add_training_options(app, options);
 }
 

@@ -38,6 +38,10 @@ bool is_exchange(BenchMode mode) noexcept;
 
 enum class RoutingKind { kUniform, kZipf, kCaptured };
 
+/// Relative L2 distance to a computation that quantises nothing which a layer of noise stays
+/// within: rounding x, W13, h2 and W2 to codes alone takes it to about two thirds of this.
+double noise_tolerance(Precision precision) noexcept;
+
 struct BenchOptions {
   std::vector<BenchShape> shapes;
   std::vector<std::int64_t> tokens;  ///< of every rank; each with each shape
@@ -45,6 +49,8 @@ struct BenchOptions {
   Engine engine = Engine::kThreads;
   BackendKind backend = BackendKind::kCpu;
   BenchMode mode = BenchMode::kForward;
+  Precision precision = Precision::kBF16;
+  Pipeline pipeline = Pipeline::kStaged;
   Combine combine = Combine::kPerRoute;
   std::optional<std::int64_t> num_sms;  ///< Config::num_sms
   ActivationPolicy activation_policy = ActivationPolicy::kFull;
@@ -58,11 +64,12 @@ struct BenchOptions {
   bool peers = false;              ///< also time PyTorch's layers
   std::string python = "python3";  ///< that has PyTorch
   int rounds = 21;
-  double tolerance = default_tolerance(Precision::kBF16);
+  std::optional<double> tolerance;
   std::chrono::milliseconds timeout = std::chrono::seconds(300);
   bool json = false;
 
   RankSetup rank_setup() const { return {engine, backend, ranks.value_or(1), timeout}; }
+  double used_tolerance() const { return tolerance.value_or(noise_tolerance(precision)); }
   /// "uniform", "zipf" or the file.
   std::string routing_text() const;
   /// The words of a command line that says the same.

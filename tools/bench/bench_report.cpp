@@ -59,7 +59,7 @@ Json json_of_call(const BenchReport& report, const BenchRow& row) {
       {"ranks", report.ranks},
       {"engine", report.engine},
       {"backend", report.backend},
-      {"precision", "bf16"},
+      {"precision", report.precision},
       {"mode", report.mode},
       {"graph", report.graph},
       {"routing", report.routing},
@@ -192,10 +192,11 @@ BenchReport report_of(const BenchOptions& options, int num_ranks) {
   report.backend = to_string(options.backend);
   report.mode = to_string(options.mode);
   report.routing = options.routing_text();
+  report.precision = option_name(options.precision);
   report.combine = option_name(options.combine);
   report.graph = options.graph;
   report.rounds = options.rounds;
-  report.tolerance = options.tolerance;
+  report.tolerance = options.used_tolerance();
   if (options.mode == BenchMode::kTrain) {
     report.activation_policy = option_name(options.activation_policy);
     report.recompute = options.recompute;
@@ -223,7 +224,7 @@ std::string json_of(const BenchReport& report) {
 std::string text_of(const BenchReport& report) {
   std::ostringstream text;
   text << report.mode << ", " << report.ranks << " rank(s) (" << report.engine << ", "
-       << report.backend << ", bf16, " << report.combine
+       << report.backend << ", " << report.precision << ", " << report.combine
        << (report.activation_policy ? ", " + *report.activation_policy : std::string())
        << (report.recompute.value_or(false) ? ", recompute" : "") << "), "
        << (report.graph ? "CUDA graph, " : "") << "routing " << report.routing << ", "

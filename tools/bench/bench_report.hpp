@@ -73,6 +73,7 @@ struct BenchReport {
   std::string backend;
   std::string mode;
   std::string routing;
+  std::string precision;
   std::string combine;
   std::optional<std::string> activation_policy;  ///< of mode train, like recompute
   std::optional<bool> recompute;

@@ -29,13 +29,15 @@ void BenchRows::prepare() {
 
 // All that must be the same on every rank.
 std::string BenchRows::settings() const {
-  std::string text = concat(
-      to_string(options_.backend), " --mode ", to_string(options_.mode), " --rounds ",
-      options_.rounds, options_.graph ? " --graph" : "", " --routing ", options_.routing_text(),
-      " ", options_.routing_layer, " --combine ", static_cast<int>(options_.combine), " --sms ",
-      options_.num_sms.value_or(0), " --activation-policy ",
-      static_cast<int>(options_.activation_policy), options_.recompute ? " --recompute" : "",
-      options_.steps ? " --steps" : "", options_.peers ? " --peers" : "", " --tokens");
+  std::string text =
+      concat(to_string(options_.backend), " --mode ", to_string(options_.mode), " --rounds ",
+             options_.rounds, options_.graph ? " --graph" : "", " --routing ",
+             options_.routing_text(), " ", options_.routing_layer, " --precision ",
+             static_cast<int>(options_.precision), " --pipeline ",
+             static_cast<int>(options_.pipeline), " --combine ", static_cast<int>(options_.combine),
+             " --sms ", options_.num_sms.value_or(0), " --activation-policy ",
+             static_cast<int>(options_.activation_policy), options_.recompute ? " --recompute" : "",
+             options_.steps ? " --steps" : "", options_.peers ? " --peers" : "", " --tokens");
   for (const std::int64_t tokens : options_.tokens) text += concat(" ", tokens);
   for (const BenchShape& shape : options_.shapes) text += " --shape " + shape.name;
   return text;
@@ -89,8 +91,7 @@ void BenchRows::place_tensors() {
       for (std::size_t j = i; j < i + rows_per_shape; ++j) {
         num_copies = std::max(num_copies, rows_[j].plan.num_weight_copies);
       }
-      weights_.emplace_back(*device_, *row.values, row.call->context().first_expert(),
-                            row.call->context().num_local_experts(), num_copies);
+      weights_.emplace_back(*device_, *row.values, row.call->context(), num_copies);
     }
     row.weights = &weights_.back();
     row.call->place_tensors(*row.values, *row.weights);

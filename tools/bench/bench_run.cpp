@@ -106,7 +106,7 @@ std::size_t BenchRun::add_ceiling(const char* what, const MakeCeiling& make) {
 }
 
 std::optional<Ceiling> BenchRun::dense_layer_of(const RowCall& row, std::string& why_not) {
-  const ExpertWeights& weights = row.weights->copy(0);
+  const ExpertWeights& weights = row.weights->plain();
   return rows_.device().dense_layer({.num_rows = row.plan.num_tokens * row.plan.shape.top_k,
                                      .num_experts = row.call->context().num_local_experts(),
                                      .hidden_dim = row.plan.shape.hidden_dim,

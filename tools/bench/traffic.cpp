@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "layout/packed_row.hpp"
 #include "plan/expert_partition.hpp"
 
 namespace distmoe::tools {
@@ -13,6 +14,22 @@ namespace {
 constexpr double kBF16Bytes = 2.0;
 constexpr double kF32Bytes = 4.0;
 constexpr double kMicroseconds = 1e6;
+
+/// Of an element of a weight, with its share of the scales: one for 32 elements of a row, in
+/// training for a tile of 32 x 32.
+double weight_element_bytes(Precision precision, bool trains) {
+  switch (precision) {
+    case Precision::kBF16: break;
+    case Precision::kMXFP8: return 1.0 + (trains ? 1.0 / 1024.0 : 1.0 / 32.0);
+    case Precision::kNVFP4: return 0.5 + 1.0 / 16.0;
+    case Precision::kMXFP4: return 0.5 + 1.0 / 32.0;
+  }
+  return kBF16Bytes;
+}
+
+double expert_elements(const BenchShape& shape) {
+  return 3.0 * static_cast<double>(shape.hidden_dim) * static_cast<double>(shape.intermediate_dim);
+}
 
 /// Bytes that cross a rank's link.
 struct LinkBytes {
@@ -38,15 +55,21 @@ struct RankTraffic {
 /// routes there, or one sum.
 class LinkCount {
  public:
-  LinkCount(const BenchShape& shape, Combine combine, std::vector<RankTraffic>& ranks)
-      : row_bytes_(static_cast<double>(shape.hidden_dim)), combine_(combine), ranks_(ranks) {}
+  LinkCount(const BenchShape& shape, Combine combine, Precision precision,
+            std::vector<RankTraffic>& ranks)
+      : width_(static_cast<double>(shape.hidden_dim)),
+        sent_bytes_(is_block_scaled(precision)
+                        ? static_cast<double>(PackedRowLayout(precision, shape.hidden_dim).bytes)
+                        : width_ * kBF16Bytes),
+        combine_(combine),
+        ranks_(ranks) {}
 
   void add_token(std::size_t owner, std::size_t peer, std::int64_t num_routes) {
     if (owner == peer || num_routes == 0) return;
-    move(&RankTraffic::dispatched, owner, peer, row_bytes_ * kBF16Bytes);
+    move(&RankTraffic::dispatched, owner, peer, sent_bytes_);
     move(&RankTraffic::returned, peer, owner,
-         combine_ == Combine::kPerRank ? row_bytes_ * kF32Bytes
-                                       : row_bytes_ * kBF16Bytes * static_cast<double>(num_routes));
+         combine_ == Combine::kPerRank ? width_ * kF32Bytes
+                                       : width_ * kBF16Bytes * static_cast<double>(num_routes));
   }
 
  private:
@@ -55,7 +78,8 @@ class LinkCount {
     (ranks_[to].*direction).in += bytes;
   }
 
-  double row_bytes_;
+  double width_;
+  double sent_bytes_;  ///< of a row of x
   Combine combine_;
   std::vector<RankTraffic>& ranks_;
 };
@@ -69,13 +93,13 @@ std::optional<double> time_at(double work, const std::optional<double>& rate) {
 }  // namespace
 
 CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
-                          Combine combine) {
+                          Combine combine, Precision precision) {
   const auto size = static_cast<std::int64_t>(ranks.size());
   const std::int64_t num_experts = shape.experts_of(static_cast<int>(size));
   std::vector<RankTraffic> traffic(ranks.size());
   std::vector<std::int64_t> rows_per_expert(static_cast<std::size_t>(num_experts));
   std::vector<std::int64_t> routes_to(ranks.size());
-  LinkCount link(shape, combine, traffic);
+  LinkCount link(shape, combine, precision, traffic);
   std::int64_t num_routes = 0;  // of the rank that brings most
   std::int64_t num_combined_rows = 0;
   for (std::size_t owner = 0; owner < ranks.size(); ++owner) {
@@ -102,15 +126,14 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
     ++traffic[static_cast<std::size_t>(expert_owner(num_experts, size, expert))].active_experts;
   }
 
-  const double expert_weights =
-      3.0 * static_cast<double>(shape.hidden_dim) * static_cast<double>(shape.intermediate_dim);
+  const double expert_bytes = expert_elements(shape) * weight_element_bytes(precision, false);
   const double token_bytes = static_cast<double>(shape.hidden_dim) * kBF16Bytes;
   CallTraffic call;
-  call.flops = 2.0 * static_cast<double>(num_routes) * expert_weights;
+  call.flops = 2.0 * static_cast<double>(num_routes) * expert_elements(shape);
   call.combine_bytes = static_cast<double>(num_combined_rows) * token_bytes;
   for (const RankTraffic& rank : traffic) {
-    call.weight_bytes = std::max(
-        call.weight_bytes, static_cast<double>(rank.active_experts) * expert_weights * kBF16Bytes);
+    call.weight_bytes =
+        std::max(call.weight_bytes, static_cast<double>(rank.active_experts) * expert_bytes);
     call.link_bytes = std::max(call.link_bytes, rank.link_bytes());
     call.dispatch_bytes = std::max(call.dispatch_bytes, rank.dispatched.busier());
     call.return_bytes = std::max(call.return_bytes, rank.returned.busier());
@@ -120,13 +143,14 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
 }
 
 CallTraffic count_training_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
-                                   Combine combine) {
+                                   Combine combine, Precision precision) {
+  // Rows of a training call cross links in BF16 whatever its precision.
   CallTraffic both = count_traffic(shape, ranks, combine);
   // A backward sends dy as a forward sends x, and gets a row back for every route.
   const CallTraffic backward =
       combine == Combine::kPerRoute ? both : count_traffic(shape, ranks, Combine::kPerRoute);
   both.flops *= 3;
-  both.weight_bytes *= 3;
+  both.weight_bytes *= (2.0 * weight_element_bytes(precision, true) + kBF16Bytes) / kBF16Bytes;
   both.link_bytes += backward.link_bytes;
   both.combine_bytes += backward.combine_bytes;
   return both;

@@ -25,15 +25,16 @@ struct CallTraffic {
   std::int64_t rows = 0;        ///< that a rank receives
 };
 
-/// `ranks` holds the tokens of every rank, T each.
+/// Of an inference. `ranks` holds the tokens of every rank, T each. Low precisions read codes and
+/// scales, and rows of x cross links as what their calls send.
 CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
-                          Combine combine);
+                          Combine combine, Precision precision = Precision::kBF16);
 
 /// The same of a saving forward and its backward: three times the FLOPs; every weight read by both
-/// and its gradient written; x, results, dy and route gradients across links. What a backward
+/// and its BF16 gradient written; x, results, dy and route gradients across links. What a backward
 /// computes again is not counted.
 CallTraffic count_training_traffic(const BenchShape& shape, std::span<const RoutedTokens> ranks,
-                                   Combine combine);
+                                   Combine combine, Precision precision = Precision::kBF16);
 
 /// Rates of one rank's share of its machine, per second. Empty: not measured, or there is none.
 struct MachineRates {

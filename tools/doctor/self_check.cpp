@@ -66,7 +66,7 @@ Failure SelfCheck::make_call() {
 
 Failure SelfCheck::judge(const CallCheck& check) const {
   const double distance = check.rel_l2();
-  if (distance <= options_.tolerance && check.is_equal) {
+  if (distance <= options_.used_tolerance() && check.is_equal) {
     return attempt([&] {
       write_stdout(concat("correct: forward and backward on ", group_.size(), " rank(s) (",
                           to_string(options_.engine), ", ", to_string(options_.backend),
@@ -76,7 +76,7 @@ Failure SelfCheck::judge(const CallCheck& check) const {
   return {ExitCode::kRuntimeFailure, ErrorCode::kInternal,
           check.is_equal
               ? concat("the results are wrong: the relative L2 distance to a plain computation is ",
-                       distance_text(distance), ", legal is at most ", options_.tolerance)
+                       distance_text(distance), ", legal is at most ", options_.used_tolerance())
               : "the same call gave different bits when it was repeated"};
 }
 

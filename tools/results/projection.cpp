@@ -25,7 +25,7 @@ bool is_of_products(const ResultRow& row) {
 
 bool is_projectable(const ResultRow& row) {
   return row.mode == "forward" && row.routing == "uniform" && row.combine == "per_route" &&
-         is_of_products(row);
+         row.precision == "bf16" && is_of_products(row);
 }
 
 Projection project(const ResultRow& one, const ResultRow& two, double bound_us, double link_gb_s) {

@@ -63,6 +63,7 @@ void read_call(const LineReader& line, ResultRow& row) {
   row.backend = line.get<std::string>("backend");
   row.engine = line.get<std::string>("engine");
   row.routing = line.get<std::string>("routing");
+  row.precision = line.get<std::string>("precision");
   row.combine = line.get<std::string>("combine");
   row.tokens = line.get<std::int64_t>("tokens");
   row.ranks = line.get<std::int64_t>("ranks");
@@ -114,6 +115,7 @@ void read_times(const LineReader& line, ResultRow& row) {
 
 std::string ResultRow::call() const {
   std::string text = mode;
+  if (precision != "bf16") text += ", " + precision;
   if (!variant.empty()) text += ", " + variant;
   if (combine != "per_route") text += ", " + combine;
   if (is_graph) text += ", CUDA graph";

@@ -35,6 +35,7 @@ struct ResultRow {
   std::string backend;
   std::string engine;
   std::string routing;
+  std::string precision;
   std::string combine;
   std::string variant;  ///< "", "lean", "recompute" or both
   std::string machine;
