@@ -4,9 +4,9 @@
 
     performance_tables.py DISTMOE [--check]
 
-A line `<!-- results: FILE... -->` opens such a part and `<!-- end of results -->` closes it; between
-them goes what `distmoe report FILE... --markdown` prints. With --check nothing is written, and the
-exit code is 1 where something would be.
+A line `<!-- results: FILE... -->` opens such a part and `<!-- end of results -->` closes it;
+between them goes what `distmoe report FILE... --markdown` prints. With --check nothing is written,
+and the exit code is 1 where something would be.
 """
 import pathlib
 import re
