@@ -44,7 +44,7 @@ void check_legal(const RunOptions& options) {
   require(!options.ranks || (*options.ranks >= 1 && *options.ranks <= 1024));
   require(options.num_calls() >= 1 && options.num_calls() <= 10000);
   require(options.timeout.count() >= 1 && options.timeout.count() <= 1'000'000'000);
-  require(std::isfinite(options.tolerance) && options.tolerance >= 0.0);
+  require(std::isfinite(options.used_tolerance()) && options.used_tolerance() >= 0.0);
   for (const auto& factor : {options.device_factor, options.total_factor}) {
     require(!factor || (std::isfinite(*factor) && *factor > 0.0));
   }
@@ -65,7 +65,7 @@ void check_legal(const BenchOptions& options) {
   require(!options.ranks || (*options.ranks >= 1 && *options.ranks <= 1024));
   require(options.rounds >= 1 && options.rounds <= 10000);
   require(options.timeout.count() >= 1 && options.timeout.count() <= 1'000'000'000);
-  require(std::isfinite(options.tolerance) && options.tolerance >= 0.0);
+  require(std::isfinite(options.used_tolerance()) && options.used_tolerance() >= 0.0);
   require(options.routing_layer >= 0 && options.routing_layer <= INT32_MAX);
   require(!options.routing_text().empty());
 }
