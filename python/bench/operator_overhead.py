@@ -52,12 +52,14 @@ def import_time() -> float:
 
 
 def make_empty_operators():
+    """distmoe_empty::routed_experts without gradients, ::saving with a formula for them."""
     library = torch.library.Library("distmoe_empty", "DEF")
-    for operator in (operators.routed_experts_op, operators.saving_routed_experts_op):
-        library.define(str(operator._schema).removeprefix("distmoe::"))
+    signature = str(operators.routed_experts_op._schema).removeprefix("distmoe::")
+    for name in ("routed_experts", "saving"):
+        library.define(signature.replace("routed_experts", name, 1))
 
     def forward(x, *_):
-        return torch.empty_like(x)
+        return torch.empty_like(x), torch.empty(0, dtype=torch.int64)
 
     def saving(x, *_):
         return torch.empty_like(x), torch.empty(1, dtype=torch.int64)
@@ -67,12 +69,9 @@ def make_empty_operators():
         ctx.save_for_backward(output[1], *inputs[3:7])
 
     library.impl("routed_experts", forward, "CPU")
-    library.impl("saving_routed_experts", saving, "CPU")
+    library.impl("saving", saving, "CPU")
     torch.library.register_autograd(
-        "distmoe_empty::saving_routed_experts",
-        lambda ctx, *_: None,
-        setup_context=setup_context,
-        lib=library,
+        "distmoe_empty::saving", lambda ctx, *_: None, setup_context=setup_context, lib=library
     )
     return library
 
@@ -108,7 +107,8 @@ def main() -> None:
     empty = torch.ops.distmoe_empty
     with distmoe.torch.create_context(config, device="cpu", num_threads=1) as context:
         core = context.core
-        given = (x, ids, scores, w13, w2, None, None, 0.0, False, context.number)
+        options = (None, None, [], 0.0, False, None, 0.0, None, context.number, False)
+        given = (x, ids, scores, w13, w2, *options)
 
         plain = cpp.get("forward_us")
         of_core = median_us(lambda: distmoe.routed_experts(core, x, ids, scores, w13, w2, y))
@@ -127,7 +127,7 @@ def main() -> None:
         w13.requires_grad_(), w2.requires_grad_()
         plain = cpp.get("saving_forward_us")
         of_core = median_us(save)
-        of_empty = median_us(lambda: empty.saving_routed_experts(*given, False))
+        of_empty = median_us(lambda: empty.saving(*given))
 
         def forward():
             # The graph is dropped, as the empty operator's is: the slot is emptied for the next.

@@ -1,11 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong arguments: the class of the exception, the values in its words, and what works after."""
 
+import ctypes
+
 import pytest
 import torch
 
 import distmoe
 from layer import Layer, make_config, nan_like, run_forward
+
+
+class OfAGpu:
+    """A tensor that says that it lies on the second GPU, in DLPack's words."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack_device__(self):
+        return (2, 1)
+
+    def __dlpack__(self, stream=None):
+        capsule = self.tensor.__dlpack__()
+        address_of = ctypes.pythonapi.PyCapsule_GetPointer
+        address_of.restype, address_of.argtypes = (
+            ctypes.c_void_p,
+            [ctypes.py_object, ctypes.c_char_p],
+        )
+        device = ctypes.cast(address_of(capsule, b"dltensor") + 8, ctypes.POINTER(ctypes.c_int32))
+        device[0], device[1] = self.__dlpack_device__()
+        return capsule
+
 
 CASES = {
     "x of another type": (
@@ -74,6 +98,16 @@ def test_arguments_outside_the_contract(case):
             distmoe.routed_experts(context, **{**given, **changes})
         assert words in str(raised.value)
         assert y.isnan().all()
+        assert run_forward(context, layer).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["x", "topk_ids", "topk_scores", "w13", "w2", "y"])
+def test_a_tensor_on_a_gpu_is_refused_by_a_context_on_the_cpu(name):
+    layer = Layer(make_config())
+    with distmoe.Context.create(layer.config) as context:
+        given = dict(**layer.inputs(), **layer.local(context), y=nan_like(layer.x))
+        with pytest.raises(ValueError, match=f"{name} must be in host memory .*cuda:1"):
+            distmoe.routed_experts(context, **{**given, name: OfAGpu(given[name])})
         assert run_forward(context, layer).isfinite().all()
 
 

@@ -103,6 +103,11 @@ def _routed_experts(*inputs):
             _refuse_inference(inputs)
         y, counts, _ = _SavingRoutedExperts.apply(*inputs)
         return y, counts
+    return below_autograd(*inputs)
+
+
+def below_autograd(*inputs) -> tuple[Tensor, Tensor]:
+    """distmoe::routed_experts where no input requires a gradient."""
     with torch._C._AutoDispatchBelowAutograd():
         return operators.routed_experts_op(*inputs)
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.compiler import is_compiling
 
 import distmoe
 from distmoe.torch import autograd, operators  # noqa: F401  autograd registers itself
 from distmoe.torch.context import Context
+from distmoe.torch.eager import needs_backward
 from distmoe.torch.weights import PreparedWeight, split
 
 
@@ -49,7 +51,11 @@ def routed_experts(
             )
         norm_options = (norm.eps, norm.uses_kahan, norm.gamma, norm.gain_center)
     w13, w2, prepared = split(w13, w2, context.config)
-    y, counts = operators.routed_experts_op(
+    call = operators.routed_experts_op
+    gamma = norm_options[2]
+    if not is_compiling() and not needs_backward(x, topk_scores, w13, w2, bias13, bias2, gamma):
+        call = autograd.below_autograd  # saves a way through Python
+    y, counts = call(
         x,
         topk_ids,
         topk_scores,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -78,8 +78,7 @@ def _use(precision: str, inference: bool) -> str:
     return f"{precision} {'inference' if inference else 'training'}"
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(NamedTuple):
     """Of one call of an operator."""
 
     given: Sequence[Tensor | None]  # in the order of eager.WEIGHT_NAMES
