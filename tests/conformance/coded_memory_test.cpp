@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Invariant: a call of a low precision reads nothing that it did not write, takes the bytes that
+// its pipeline's plan names and no more.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include "backend/cpu/cpu_backend.hpp"
+#include "conformance/moe_gradients.hpp"
+#include "conformance/moe_oracle.hpp"
+#include "conformance/moe_runner.hpp"
+#include "plan/option_names.hpp"
+#include "runtime/context_impl.hpp"
+
+namespace distmoe::conformance {
+namespace {
+
+/// Experts of 44 rows and less: partial blocks of 32, and padding behind them.
+MoeProblem problem_of(std::uint64_t seed) {
+  MoeProblem problem = make_problem(
+      {.num_tokens = 61, .hidden_dim = 96, .intermediate_dim = 64, .num_experts = 5, .top_k = 3},
+      RoutePattern::kMixed, seed);
+  add_biases(problem, seed + 1);
+  return problem;
+}
+
+/// All that a call of one rank works in.
+void fill_memory(Context& context, std::byte garbage) {
+  const auto& memory = dynamic_cast<cpu::CpuBackend&>(*context.impl().backend()).memory();
+  for (const std::span<std::byte> bytes :
+       {memory.activations(), memory.buffer(buffer_name::kRouteResults),
+        memory.buffer(buffer_name::kWorkspace)}) {
+    std::ranges::fill(bytes, garbage);
+  }
+}
+
+// reports: A42, A58, A85: padding rows and what earlier calls left are in no result.
+TEST(CodedMemory, WhatIsInItBeforeATrainingCallIsNeverRead) {
+  const MoeProblem problem = problem_of(750);
+  const std::vector<BF16> dy = make_dy(problem, 751);
+  const MoeCase moe_case{.num_threads = 2, .precision = Precision::kMXFP8};
+  const TokenCounts counts{61};
+  for (const std::optional<double> factor : {std::optional<double>(), std::optional(1.0)}) {
+    const BackwardForm form{.slot_factor = factor};
+    const GradientValues expected = run_backward(problem, dy, moe_case, form);
+    for (const int garbage : {0x00, 0x7F, 0xFF}) {
+      Context context =
+          make_context(training_config(problem, moe_case, form, 61), moe_case, nullptr);
+      fill_memory(context, static_cast<std::byte>(garbage));
+      const RankCall call = pack_rank(problem, {}, counts, 0);
+      const RankGradients gradients(problem, dy, form, counts, 0);
+      call_backward(context, call_saving(context, call), call, gradients);
+      GradientValues actual(problem);
+      gradients.copy_to(actual);
+      EXPECT_EQ(first_difference(expected, actual), "") << garbage;
+    }
+  }
+}
+
+// reports: A42, A58, A85
+TEST(CodedMemory, WhatIsInItBeforeAnInferenceCallIsNeverRead) {
+  const MoeProblem problem = problem_of(760);
+  const TokenCounts counts{61};
+  for (const Precision precision : {Precision::kMXFP8, Precision::kNVFP4, Precision::kMXFP4}) {
+    const MoeCase moe_case{.num_threads = 2, .precision = precision, .is_prepared = true};
+    const std::vector<BF16> expected = run(problem, moe_case);
+    for (const int garbage : {0x00, 0x7F, 0xFF}) {
+      Context context = make_context(config_of(problem, moe_case, {}, 61), moe_case, nullptr);
+      fill_memory(context, static_cast<std::byte>(garbage));
+      const RankCall call = pack_rank(problem, form_of(moe_case), counts, 0);
+      call_experts(context, call);
+      EXPECT_EQ(first_difference(expected, call.y_rows(), problem.shape.hidden_dim), "")
+          << option_name(precision) << " " << garbage;
+    }
+  }
+}
+
+/// A full call, whose rows are as many as planned, takes the bytes of its pipeline's plan.
+class FullCall : public testing::TestWithParam<std::pair<Precision, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Precisions, FullCall,
+                         testing::Values(std::pair(Precision::kMXFP8, false),
+                                         std::pair(Precision::kMXFP8, true),
+                                         std::pair(Precision::kNVFP4, true),
+                                         std::pair(Precision::kMXFP4, true)),
+                         [](const auto& test) {
+                           return std::string(option_name(test.param.first)) +
+                                  (test.param.second ? "_inference" : "_training");
+                         });
+
+TEST_P(FullCall, TakesTheBytesOfItsPipelinesPlan) {
+  const auto [precision, inference] = GetParam();
+  MoeProblem problem = make_problem(
+      {.num_tokens = 256, .hidden_dim = 96, .intermediate_dim = 160, .num_experts = 2, .top_k = 1},
+      RoutePattern::kDistinct, 740);
+  // 129 and 127 rows: 256 and 128 with the padding, which is the worst that is planned for.
+  for (std::size_t token = 0; token < 256; ++token) problem.ids[token] = token < 129 ? 0 : 1;
+  const std::vector<BF16> dy = make_dy(problem, 741);
+  const bool has_coded_rows = precision != Precision::kMXFP4;
+  std::vector<std::int64_t> scratch;
+  for (const Pipeline pipeline : {Pipeline::kStaged, Pipeline::kMega}) {
+    const MoeCase moe_case{.precision = precision, .pipeline = pipeline, .is_prepared = true};
+    const BackwardForm form{.slot_factor = 1.0};
+    Config config = training_config(problem, moe_case, form, 256);
+    config.inference = inference;
+    if (inference) config.activation_slot_capacity_factor.reset();
+    Context context = make_context(config, moe_case, nullptr);
+    const MemoryPlan& plan = context.memory_plan();
+    const TokenCounts counts{256};
+    const RankCall call = pack_rank(problem, form_of(moe_case, {}, inference), counts, 0);
+    if (inference) {
+      call_experts(context, call);
+    } else {
+      const RankGradients gradients(problem, dy, form, counts, 0);
+      SavedForward saved = call_saving(context, call);
+      EXPECT_EQ(context.region_peaks().slot_bytes[0], plan.balanced_slot_bytes);
+      call_backward(context, std::move(saved), call, gradients);
+    }
+    EXPECT_EQ(plan.device_scratch_rows, has_coded_rows ? 384 : 256);
+    EXPECT_EQ(context.region_peaks().device_scratch_bytes, plan.device_scratch_bytes);
+    EXPECT_EQ(context.last_call().device_scratch_bytes, plan.device_scratch_bytes);
+    scratch.push_back(plan.device_scratch_bytes);
+  }
+  EXPECT_EQ(scratch[0] < scratch[1], inference && has_coded_rows);
+}
+
+}  // namespace
+}  // namespace distmoe::conformance
