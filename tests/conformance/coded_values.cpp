@@ -192,6 +192,8 @@ double e4m3_value(std::uint8_t code) {
   return (code & 0x7F) == 0x7F ? kNaN : value_of(e4m3_table(), code, 7);
 }
 
+double e2m1_value(std::uint8_t code) { return value_of(e2m1_table(), code, 3); }
+
 std::vector<std::uint8_t> packed_pairs(const std::vector<std::uint8_t>& codes) {
   std::vector<std::uint8_t> bytes;
   for (std::size_t i = 0; i + 1 < codes.size(); i += 2) {

@@ -32,8 +32,9 @@ CodedValues mxfp4_values(const std::vector<double>& matrix, MatrixShape shape);
 /// E2M1 in blocks of 1 x 16; values are divided by their factor. `is_weight`: one factor for all.
 CodedValues nvfp4_values(const std::vector<double>& matrix, MatrixShape shape, bool is_weight);
 
-/// What a code of E4M3 stands for.
+/// What a code of E4M3, or of E2M1, stands for.
 double e4m3_value(std::uint8_t code);
+double e2m1_value(std::uint8_t code);
 
 /// Two 4-bit codes a byte, the first in the low nibble.
 std::vector<std::uint8_t> packed_pairs(const std::vector<std::uint8_t>& codes);

@@ -136,6 +136,10 @@ struct Norms {
 
 }  // namespace
 
+double swiglu_value(const MoeProblem& problem, double g, double u) {
+  return swiglu_of<double>(problem, g, u);
+}
+
 Oracle oracle_of(const MoeProblem& problem) {
   const std::int64_t width = problem.shape.hidden_dim;
   const auto size = static_cast<std::size_t>(problem.shape.num_tokens * width);

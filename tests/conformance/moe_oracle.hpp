@@ -18,6 +18,9 @@ struct Oracle {
 };
 Oracle oracle_of(const MoeProblem& problem);
 
+/// SwiGLU of the layer, plain or clamped.
+double swiglu_value(const MoeProblem& problem, double g, double u);
+
 /// A straightforward implementation in the library's precision: FP32 sums from left to right; h1,
 /// h2, h3 and y rounded to BF16. With `ranks` above 1 as combine per_rank sums.
 std::vector<BF16> plain_of(const MoeProblem& problem, int ranks = 1);
