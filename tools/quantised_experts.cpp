@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quantised_experts.hpp"
 
-#include <algorithm>
-
 #include "core/check.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
 #include "formats/nvfp4.hpp"
+#include "io/stored_scales.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -14,19 +13,16 @@ namespace {
 /// The first scale that no checkpoint may have stands for a weight that the format cannot hold.
 void check_scales(const QuantisedMatrix& matrix, StoredFormat format, std::int64_t blocks_per_row,
                   const std::string& label) {
-  const int most = format == StoredFormat::kMxfp4   ? int{kMxfp4MaxScaleByte}
-                   : format == StoredFormat::kNvfp4 ? 126
-                                                    : 254;
-  const auto place = std::ranges::find_if(
-      matrix.scales, [&](std::byte byte) { return std::to_integer<int>(byte) > most; });
-  if (place == matrix.scales.end()) return;
-  const std::int64_t index = place - matrix.scales.begin();
-  throw_error(ErrorCode::kUnsupported,
-              concat(label, ", row ", index / blocks_per_row, ", columns from ",
-                     index % blocks_per_row * block_size_of(format),
-                     ": a weight is NaN, infinite or too large for ", format_name(format),
-                     " (its scale would be byte ", std::to_integer<int>(*place),
-                     "; legal are 0 to ", most, ')'));
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(matrix.scales.data());
+  const std::uint8_t most = max_scale_byte(format);
+  const std::int64_t index = find_scale_above(bytes, std::ssize(matrix.scales), most);
+  if (index == std::ssize(matrix.scales)) return;
+  throw_error(
+      ErrorCode::kUnsupported,
+      concat(label, ", row ", index / blocks_per_row, ", columns from ",
+             index % blocks_per_row * block_size_of(format),
+             ": a weight is NaN, infinite or too large for ", format_name(format),
+             " (its scale would be byte ", int{bytes[index]}, "; legal are 0 to ", int{most}, ')'));
 }
 
 /// `expert_amax` is used by kNvfp4 alone.

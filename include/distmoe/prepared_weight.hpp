@@ -41,6 +41,11 @@ struct PreparedWeightView {
   TensorView codes = {};
   TensorView scales = {};
   TensorView global_scales = {};  ///< NVFP4 alone
+  /// A call reads all block scales and refuses one that is NaN (below), unless this says that they
+  /// are known. They are in a PreparedWeight: a NaN scale there stands for a weight that was NaN
+  /// or infinite, and reaches the results of its expert as that does. Set it after check_scales()
+  /// for codes that come from elsewhere, whose calls then read no scale but those they multiply.
+  bool has_known_scales = false;
 
   bool is_given() const noexcept { return codes.is_given(); }
 };
@@ -49,8 +54,8 @@ struct PreparedWeightView {
 class DISTMOE_EXPORT PreparedWeight {
  public:
   PreparedWeight() noexcept;  ///< of no weight
-  /// Memory for a weight [L, N, K] of `config`, not filled. Throws as
-  /// prepare_block_scaled_weight does.
+  /// Memory for a weight [L, N, K] of `config`, not filled: by refill_prepared_weight(), or by
+  /// others, who call check_scales() when they have. Throws as prepare_block_scaled_weight does.
   PreparedWeight(const BlockScaledConfig& config, std::int64_t num_experts, std::int64_t num_rows,
                  std::int64_t num_columns);
   PreparedWeight(PreparedWeight&& other) noexcept;
@@ -81,9 +86,10 @@ DISTMOE_EXPORT PreparedWeight prepare_block_scaled_weight(const TensorView& weig
 /// The same into memory that is there, whose addresses stay.
 DISTMOE_EXPORT void refill_prepared_weight(const TensorView& weight, const PreparedWeightView& out);
 
-/// Throws invalid_argument for a scale of `weight`, in host memory, that is NaN (MXFP4: above 252),
-/// and a global scale that is not finite and positive, with its expert, row and block. For weights
-/// that come from elsewhere: a call looks at global scales alone.
+/// Throws invalid_argument for a scale of `weight`, in host memory, that is NaN (MXFP4: above 252;
+/// NVFP4: NaN or negative), and a global scale that is not finite and positive, with its expert,
+/// row and block. As a call does for a weight without known scales; global scales are looked at in
+/// every call.
 DISTMOE_EXPORT void check_scales(const PreparedWeightView& weight);
 
 }  // namespace distmoe

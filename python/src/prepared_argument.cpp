@@ -37,14 +37,17 @@ PreparedObject prepare(nb::handle weight, const std::string& format, bool infere
     delete static_cast<PreparedWeight*>(memory);
   });
   return {config, array_of(view.codes, owner), array_of(view.scales, owner),
-          array_of(view.global_scales, owner)};
+          array_of(view.global_scales, owner), view.has_known_scales};
 }
 
-void refill(nb::handle weight, const PreparedObject& out) {
+void refill(nb::handle weight, PreparedObject& out) {
   const TensorArgument tensor("weight", weight, Access::kRead, 0);
   const PreparedArgument argument("out", out, Access::kWritten, 0);
-  const nb::gil_scoped_release release;
-  refill_prepared_weight(tensor.view(), argument.view());
+  {
+    const nb::gil_scoped_release release;
+    refill_prepared_weight(tensor.view(), argument.view());
+  }
+  out.has_known_scales = true;
 }
 
 /// What the bits of an array of `config` are.
@@ -67,7 +70,8 @@ PreparedArgument::PreparedArgument(const char* name, const PreparedObject& weigh
   view_ = {.config = weight.config,
            .codes = as_bits(prefix + ".codes", codes_.view(), code_type(weight.config)),
            .scales = as_bits(prefix + ".scales", scales_.view(), scale_type(weight.config)),
-           .global_scales = global_scales_.view()};
+           .global_scales = global_scales_.view(),
+           .has_known_scales = weight.has_known_scales};
 }
 
 WeightArgument::WeightArgument(const char* name, nb::handle weight, std::uintptr_t stream) {
@@ -84,20 +88,24 @@ void bind_prepared_weight(nb::module_& module) {
       module, "PreparedWeight",
       "A weight [L, N, K] as codes and block scales, in the layouts of "
       "docs/formats.md: tensors of their bits (uint8; global scales FP32). "
-      "Takes the place of w13 or w2 in every call of a context of its format.")
+      "Takes the place of w13 or w2 in every call of a context of its format. Calls refuse a NaN "
+      "scale unless `has_known_scales`, as what was prepared has: there it is that of a NaN "
+      "weight.")
       .def(
           "__init__",
           [](PreparedObject* self, const std::string& format, nb::object codes, nb::object scales,
-             nb::object global_scales, bool inference, const std::string& gate_up_layout) {
-            new (self)
-                PreparedObject{block_scaled_config(format, inference, gate_up_layout),
-                               std::move(codes), std::move(scales), std::move(global_scales)};
+             nb::object global_scales, bool inference, const std::string& gate_up_layout,
+             bool has_known_scales) {
+            new (self) PreparedObject{block_scaled_config(format, inference, gate_up_layout),
+                                      std::move(codes), std::move(scales), std::move(global_scales),
+                                      has_known_scales};
           },
           "format"_a, "codes"_a, "scales"_a, "global_scales"_a.none() = nb::none(), nb::kw_only(),
-          "inference"_a = false, "gate_up_layout"_a = "concatenated")
+          "inference"_a = false, "gate_up_layout"_a = "concatenated", "has_known_scales"_a = false)
       .def_ro("codes", &PreparedObject::codes)
       .def_ro("scales", &PreparedObject::scales)
       .def_ro("global_scales", &PreparedObject::global_scales)
+      .def_ro("has_known_scales", &PreparedObject::has_known_scales)
       .def_prop_ro("format",
                    [](const PreparedObject& self) { return option_name(self.config.format); })
       .def_prop_ro("inference", [](const PreparedObject& self) { return self.config.inference; })
@@ -113,13 +121,14 @@ void bind_prepared_weight(nb::module_& module) {
              "The same into memory that is there, whose addresses stay.");
   module.def(
       "check_scales",
-      [](const PreparedObject& weight) {
+      [](PreparedObject& weight) {
         const PreparedArgument argument("weight", weight, Access::kRead, 0);
         check_scales(argument.view());
+        weight.has_known_scales = true;
       },
       "weight"_a,
-      "Raises InvalidArgumentError for a scale of a weight that comes from elsewhere and is no "
-      "number.");
+      "Raises InvalidArgumentError for a scale that is NaN, of a weight that comes from elsewhere. "
+      "Calls do so too until this has looked at the weight once.");
 }
 
 }  // namespace distmoe::python

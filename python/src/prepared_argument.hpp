@@ -18,6 +18,7 @@ namespace distmoe::python {
 struct PreparedObject {
   BlockScaledConfig config;
   nanobind::object codes, scales, global_scales;
+  bool has_known_scales = false;
 };
 
 /// The views of a PreparedObject, while this exists.

@@ -58,6 +58,40 @@ def test_memory_of_the_caller_is_refilled_and_read():
     assert not same_bits(forward(layer, *own), expected)
 
 
+def test_scales_of_the_caller_are_looked_at():
+    """In every call until check_scales has: what it refuses no call of it takes."""
+    layer = Layer(low_config("mxfp8"))
+    made = prepared_of(layer)
+    arrays = [torch.from_dlpack(part).clone() for part in (made[0].codes, made[0].scales)]
+    own = distmoe.PreparedWeight("mxfp8", *arrays, inference=True)
+    expected = forward(layer, *made)
+    assert same_bits(forward(layer, own, made[1]), expected)
+    good = arrays[1][2, 5, 1].clone()
+    arrays[1][2, 5, 1] = 255
+    for refused in (lambda: forward(layer, own, made[1]), lambda: distmoe.check_scales(own)):
+        with pytest.raises(ValueError, match=r"scale \[2, 5, 1\].*is byte 255; legal are 0 to 254"):
+            refused()
+    arrays[1][2, 5, 1] = good
+    distmoe.check_scales(own)
+    arrays[1][2, 5, 1] = 255
+    assert forward(layer, own, made[1]).isnan().any()
+
+
+@pytest.mark.parametrize("inference", [True, False])
+def test_nan_weights_reach_results_prepared_or_not(inference):
+    """A call does not refuse the NaN scales of what was prepared."""
+    config = dataclasses.replace(
+        low_config("mxfp8"), inference=inference, max_moe_layers_per_activation_slot=1
+    )
+    layer = Layer(config)
+    layer.w2[1, 3, 2] = float("nan")
+    use = dict(format="mxfp8", inference=inference)
+    expected = forward(layer, layer.w13, layer.w2)
+    assert expected.isnan().any() and not expected.isnan().all()
+    made = [distmoe.prepare_block_scaled_weight(w, **use) for w in (layer.w13, layer.w2)]
+    assert same_bits(forward(layer, *made), expected)
+
+
 def test_wrong_prepared_weights():
     layer = Layer(low_config("mxfp8"))
     w13, w2 = prepared_of(layer)

@@ -94,6 +94,9 @@ def test_prepared_inference_weights_have_the_bits_of_the_core(precision):
         distmoe.torch.refill_prepared_weight(layer.w2, prepared["w2"])
         assert [t.data_ptr() for t in prepared["w2"].tensors()] == places
         assert same_bits(call(context, layer, **prepared), expected)
+        layer.w2[0, 3, 2] = float("nan")  # NaN scales, which calls take as they take NaN weights
+        poisoned = call(context, layer, **prepare(layer, config))
+        assert poisoned.isnan().any()
 
 
 @pytest.mark.parametrize("precision", ["mxfp8", "nvfp4", "mxfp4"])

@@ -18,9 +18,22 @@ DISTMOE_SIMD_CLONES std::uint16_t find_amax(const BF16* values, std::int64_t cou
   return amax;
 }
 
+DISTMOE_SIMD_CLONES std::uint8_t largest_byte(const std::uint8_t* bytes, std::int64_t count) {
+  std::uint8_t largest = 0;
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, bytes[i]);
+  return largest;
+}
+
 }  // namespace
 
 std::uint16_t amax_bits(const BF16* values, std::int64_t count) { return find_amax(values, count); }
+
+std::int64_t find_scale_above(const std::uint8_t* scales, std::int64_t count, std::uint8_t most) {
+  // NOTE: almost always there is none, and a search that may stop is several times slower.
+  if (largest_byte(scales, count) <= most) return count;
+  return std::find_if(scales, scales + count, [=](std::uint8_t byte) { return byte > most; }) -
+         scales;
+}
 
 float amax_of(const BF16Rows& values) {
   std::uint16_t amax = 0;

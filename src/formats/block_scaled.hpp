@@ -66,6 +66,9 @@ constexpr Value decoded(Code code, Scale scale) {
   }
 }
 
+/// The first of `count` scale bytes that is above `most`; `count` where none is.
+std::int64_t find_scale_above(const std::uint8_t* scales, std::int64_t count, std::uint8_t most);
+
 /// The largest magnitude; NaN where a value is NaN, infinite where one is infinite, 0 of nothing.
 float amax_of(const BF16Rows& values);
 

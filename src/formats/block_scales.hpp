@@ -30,6 +30,12 @@ inline constexpr E4M3 kE4M3NaN{0x7F};
 inline constexpr E2M1 kE2M1Poison{7};
 inline constexpr E8M0 kE8M0NaN{255};
 
+/// The largest byte that is the scale of a weight. Above lie NaN and, of NVFP4, what is negative,
+/// which no quantiser makes; under a larger byte of MXFP4 6 * scale is beyond BF16.
+inline constexpr std::uint8_t kMxfp8MaxScaleByte = 254;
+inline constexpr std::uint8_t kMxfp4MaxScaleByte = 252;
+inline constexpr std::uint8_t kNvfp4MaxScaleByte = 126;
+
 /// Magnitude bits of BF16 order like the magnitudes, NaN above infinity: their maximum is the amax.
 DISTMOE_HOST_DEVICE constexpr std::uint16_t magnitude_bits(BF16 value) {
   return static_cast<std::uint16_t>(value.bits & 0x7FFFu);

@@ -13,8 +13,6 @@
 namespace distmoe {
 
 inline constexpr std::int64_t kMxfp4BlockBytes = 16;
-/// With a larger scale byte 6 * scale is beyond BF16; a checkpoint that has one is refused.
-inline constexpr std::uint8_t kMxfp4MaxScaleByte = 252;
 
 using Mxfp4View = BlockScaledView<std::uint8_t, E8M0>;
 using ConstMxfp4View = BlockScaledView<const std::uint8_t, const E8M0>;

@@ -9,10 +9,19 @@
 
 #include "core/check.hpp"
 #include "formats/bf16.hpp"
-#include "formats/e4m3.hpp"
-#include "formats/mxfp4.hpp"
+#include "formats/block_scaled.hpp"
+#include "formats/block_scales.hpp"
 
 namespace distmoe {
+namespace {
+
+/// What the bytes above the largest scale are.
+const char* beyond_scales(StoredFormat format) {
+  if (format == StoredFormat::kMxfp4) return "255 is NaN, the others exceed BF16";
+  return format == StoredFormat::kMxfp8 ? "255 is NaN" : "127 and 255 are NaN, the others negative";
+}
+
+}  // namespace
 
 std::span<const std::byte> slice_of_expert(const TensorRef& ref, std::int64_t expert) {
   const auto num_experts = static_cast<std::size_t>(ref.tensor->shape.front());
@@ -37,29 +46,15 @@ std::vector<float> read_fp8_scales(const TensorRef& ref, std::int64_t expert) {
   return scales;
 }
 
-void check_scale_bytes(StoredFormat format, std::span<const std::byte> scales,
-                       const std::function<std::string(std::size_t)>& describe_place) {
-  for (std::size_t i = 0; i < scales.size(); ++i) {
-    const auto byte = std::to_integer<int>(scales[i]);
-    switch (format) {
-      case StoredFormat::kMxfp4:
-        DISTMOE_CHECK(byte <= kMxfp4MaxScaleByte, kIo, describe_place(i), " is byte ", byte,
-                      "; legal are 0 to ", int{kMxfp4MaxScaleByte},
-                      " (255 is NaN, the others exceed BF16)");
-        break;
-      case StoredFormat::kMxfp8:
-        DISTMOE_CHECK(byte != kE8M0NaN.bits, kIo, describe_place(i), " is byte ", byte,
-                      ", NaN; legal are 0 to 254");
-        break;
-      case StoredFormat::kNvfp4:
-        DISTMOE_CHECK(byte < kE4M3NaN.bits, kIo, describe_place(i), " is byte ", byte,
-                      "; legal are 0 to 126 (127 and 255 are NaN, the others negative)");
-        break;
-      case StoredFormat::kBF16:
-      case StoredFormat::kFp8Blocks:
-        throw_error(ErrorCode::kInternal, "scales of this format are no bytes");
-    }
+std::uint8_t max_scale_byte(StoredFormat format) {
+  switch (format) {
+    case StoredFormat::kMxfp8: return kMxfp8MaxScaleByte;
+    case StoredFormat::kMxfp4: return kMxfp4MaxScaleByte;
+    case StoredFormat::kNvfp4: return kNvfp4MaxScaleByte;
+    case StoredFormat::kBF16:
+    case StoredFormat::kFp8Blocks: break;
   }
+  throw_error(ErrorCode::kInternal, "scales of this format are no bytes");
 }
 
 std::span<const std::byte> read_scale_bytes(const MatrixRef& matrix, std::int64_t expert) {
@@ -67,11 +62,14 @@ std::span<const std::byte> read_scale_bytes(const MatrixRef& matrix, std::int64_
   const bool is_fused = shape.size() == 3;
   const std::span<const std::byte> scales =
       is_fused ? slice_of_expert(matrix.scales, expert) : matrix.scales.tensor->data;
-  const auto cols = static_cast<std::size_t>(shape.back());
-  check_scale_bytes(matrix.format, scales, [&](std::size_t i) {
-    return concat("scale [", is_fused ? concat(expert, ", ") : "", i / cols, ", ", i % cols,
-                  "] of ", matrix.scales.describe(), ", expert ", expert, ',');
-  });
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(scales.data());
+  const std::uint8_t most = max_scale_byte(matrix.format);
+  const std::int64_t place = find_scale_above(bytes, std::ssize(scales), most);
+  const std::int64_t cols = shape.back();
+  DISTMOE_CHECK(place == std::ssize(scales), kIo, "scale [", is_fused ? concat(expert, ", ") : "",
+                place / cols, ", ", place % cols, "] of ", matrix.scales.describe(), ", expert ",
+                expert, ", is byte ", int{bytes[place]}, "; legal are 0 to ", int{most}, " (",
+                beyond_scales(matrix.format), ')');
   return scales;
 }
 

@@ -5,9 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "io/expert_catalog.hpp"
@@ -21,16 +19,13 @@ std::span<const std::byte> slice_of_expert(const TensorRef& ref, std::int64_t ex
 std::vector<float> read_fp8_scales(const TensorRef& ref, std::int64_t expert);
 
 /// The scale bytes of one expert's MXFP8, MXFP4 or NVFP4 matrix: its own tensor, or its slice of a
-/// fused one. Throws io for a NaN byte, and for one of MXFP4 beyond kMxfp4MaxScaleByte, with its
-/// place.
+/// fused one. Throws io for a byte above max_scale_byte(), with its place.
 std::span<const std::byte> read_scale_bytes(const MatrixRef& matrix, std::int64_t expert);
 
 /// The global scale of an NVFP4 matrix. Throws io unless it is finite and above 0.
 float read_global_scale(const MatrixRef& matrix, std::int64_t expert);
 
-/// Throws io for the first scale byte that no checkpoint may have. `describe_place(index)` names
-/// it.
-void check_scale_bytes(StoredFormat format, std::span<const std::byte> scales,
-                       const std::function<std::string(std::size_t)>& describe_place);
+/// The largest scale byte that a checkpoint of MXFP8, MXFP4 or NVFP4 may have.
+std::uint8_t max_scale_byte(StoredFormat format);
 
 }  // namespace distmoe

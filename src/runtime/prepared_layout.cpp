@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/check.hpp"
+#include "formats/block_scaled.hpp"
 #include "formats/block_scales.hpp"
 #include "plan/option_names.hpp"
 #include "runtime/tensor_check.hpp"
@@ -55,6 +56,11 @@ void check_array(const char* name, const char* part, const TensorView& array,
 
 }  // namespace
 
+std::uint8_t max_scale_byte(Precision format) {
+  if (format == Precision::kNVFP4) return kNvfp4MaxScaleByte;
+  return format == Precision::kMXFP4 ? kMxfp4MaxScaleByte : kMxfp8MaxScaleByte;
+}
+
 PreparedWeightView prepared_layout(const BlockScaledConfig& config, std::int64_t num_experts,
                                    std::int64_t num_rows, std::int64_t num_columns) {
   check_format(config);
@@ -100,6 +106,21 @@ void check_global_scales(const char* name, const PreparedWeightView& weight) {
                     expert, ", ", half, "] of ", name, " is ", factor,
                     "; it must be finite and positive");
     }
+  }
+}
+
+void check_block_scales(const char* name, const PreparedWeightView& weight) {
+  const TensorView& scales = weight.scales;
+  const std::uint8_t most = max_scale_byte(weight.config.format);
+  const std::int64_t blocks = scales.shape[2];
+  const std::int64_t count = scales.shape[1] * blocks;  // of an expert, without gaps
+  if (count == 0) return;
+  for (std::int64_t expert = 0; expert < scales.shape[0]; ++expert) {
+    const auto* bytes = static_cast<const std::uint8_t*>(scales.data) + expert * scales.strides[0];
+    const std::int64_t place = find_scale_above(bytes, count, most);
+    DISTMOE_CHECK(place == count, kInvalidArgument, "scale [", expert, ", ", place / blocks, ", ",
+                  place % blocks, "] of ", name, ", ", option_name(weight.config.format),
+                  ", is byte ", int{bytes[place]}, "; legal are 0 to ", int{most});
   }
 }
 

@@ -9,6 +9,9 @@
 
 namespace distmoe {
 
+/// The largest byte that is a scale of a weight; above lies NaN, or what the format has no use for.
+std::uint8_t max_scale_byte(Precision format);
+
 /// The arrays of a weight [L, N, K], without memory. Throws invalid_argument for what the format
 /// cannot hold.
 PreparedWeightView prepared_layout(const BlockScaledConfig& config, std::int64_t num_experts,
@@ -22,5 +25,9 @@ void check_prepared_layout(const char* name, const PreparedWeightView& weight,
 
 /// Throws invalid_argument for a global scale, in host memory, that is not finite and positive.
 void check_global_scales(const char* name, const PreparedWeightView& weight);
+
+/// Throws invalid_argument for a block scale, in host memory, that is NaN or that the format does
+/// not have in weights. check_prepared_layout() has been passed.
+void check_block_scales(const char* name, const PreparedWeightView& weight);
 
 }  // namespace distmoe

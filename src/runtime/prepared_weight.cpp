@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -15,7 +14,6 @@
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
 #include "formats/nvfp4.hpp"
-#include "plan/option_names.hpp"
 #include "runtime/prepared_layout.hpp"
 
 namespace distmoe {
@@ -148,10 +146,11 @@ void quantise(const TensorView& weight, const PreparedWeightView& out) {
   }
 }
 
-/// The largest scale that is a number, of the byte without its sign.
-std::uint8_t largest_scale(Precision format) {
-  if (format == Precision::kNVFP4) return kE4M3NaN.bits - 1;
-  return format == Precision::kMXFP4 ? kMxfp4MaxScaleByte : kE8M0NaN.bits - 1;
+void check_host_memory(const PreparedWeightView& weight) {
+  for (const TensorView* array : {&weight.codes, &weight.scales, &weight.global_scales}) {
+    DISTMOE_CHECK(!array->is_given() || array->device == Device{}, kInvalidArgument,
+                  "the prepared weight must be in host memory, got ", array->describe());
+  }
 }
 
 }  // namespace
@@ -184,6 +183,7 @@ PreparedWeight::PreparedWeight(const BlockScaledConfig& config, std::int64_t num
   for (std::size_t i = 0; i < arrays.size(); ++i) {
     if (arrays[i]->is_given()) arrays[i]->data = base + begins[i];
   }
+  view_.has_known_scales = true;
 }
 
 std::size_t PreparedWeight::num_bytes() const noexcept {
@@ -202,10 +202,7 @@ void refill_prepared_weight(const TensorView& weight, const PreparedWeightView& 
   const WeightSize size = check_weight(weight, out.config);
   check_prepared_layout("the prepared weight", out, size.num_experts, size.num_rows,
                         size.num_columns);
-  for (const TensorView* array : {&out.codes, &out.scales, &out.global_scales}) {
-    DISTMOE_CHECK(!array->is_given() || array->device == Device{}, kInvalidArgument,
-                  "the prepared weight must be in host memory, got ", array->describe());
-  }
+  check_host_memory(out);
   quantise(weight, out);
 }
 
@@ -215,21 +212,9 @@ void check_scales(const PreparedWeightView& weight) {
                 codes.describe(), "; legal are three dimensions");
   const std::int64_t columns = codes.shape[2] * (weight.config.format == Precision::kMXFP8 ? 1 : 2);
   check_prepared_layout("the prepared weight", weight, codes.shape[0], codes.shape[1], columns);
+  check_host_memory(weight);
   check_global_scales("the prepared weight", weight);
-  const std::uint8_t most = largest_scale(weight.config.format);
-  const std::uint8_t mask = weight.config.format == Precision::kNVFP4 ? 0x7F : 0xFF;
-  const TensorView& scales = weight.scales;
-  for (std::int64_t expert = 0; expert < scales.shape[0]; ++expert) {
-    for (std::int64_t row = 0; row < scales.shape[1]; ++row) {
-      const auto* bytes = static_cast<const std::uint8_t*>(scales.data) +
-                          expert * scales.strides[0] + row * scales.strides[1];
-      for (std::int64_t block = 0; block < scales.shape[2]; ++block) {
-        DISTMOE_CHECK((bytes[block] & mask) <= most, kInvalidArgument, "scale [", expert, ", ", row,
-                      ", ", block, "] of a prepared ", option_name(weight.config.format),
-                      " weight is byte ", int{bytes[block]}, "; legal is at most ", int{most});
-      }
-    }
-  }
+  check_block_scales("the prepared weight", weight);
 }
 
 }  // namespace distmoe

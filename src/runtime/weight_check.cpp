@@ -84,6 +84,7 @@ void check_prepared(const ContextImpl& context, const char* name, const Prepared
   check_memory(context, name, weight.scales);
   if (weight.global_scales.is_given()) check_memory(context, name, weight.global_scales);
   check_global_scales(name, weight);
+  if (!weight.has_known_scales) check_block_scales(name, weight);
 }
 
 CodedMatrix coded_matrix(const PreparedWeightView& weight) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "formats/raw_values.hpp"
 
@@ -39,6 +40,21 @@ TEST(Amax, PropagatesNaNAndInfinityFromEveryPlace) {
     matrix.bits[(place + 1) % matrix.bits.size()] = 0x7F80;
     ASSERT_TRUE(std::isnan(amax(matrix))) << place;
   }
+}
+
+TEST(ScaleBytes, AreFoundFromEveryPlace) {
+  for (const std::int64_t count : {1, 3, 64, 200}) {
+    std::vector<std::uint8_t> scales(static_cast<std::size_t>(count), 126);
+    EXPECT_EQ(find_scale_above(scales.data(), count, 126), count);
+    EXPECT_EQ(find_scale_above(scales.data(), count, 125), 0);
+    for (std::int64_t place = count - 1; place >= 0; --place) {
+      scales[static_cast<std::size_t>(place)] = 255;
+      ASSERT_EQ(find_scale_above(scales.data(), count, 254), place);
+      ASSERT_EQ(find_scale_above(scales.data(), place, 254), place)
+          << "what lies behind is not read";
+    }
+  }
+  EXPECT_EQ(find_scale_above(nullptr, 0, 0), 0);
 }
 
 }  // namespace

@@ -2,19 +2,16 @@
 //
 // Invariant: a prepared weight holds the codes and scales of the numerics contract, byte for byte,
 // in the row order of the weight, whatever its layout and strides; refilling keeps its addresses;
-// what a format cannot hold and what a context of another kind would misread is refused with the
-// values, before anything is written or run.
+// what a format cannot hold is refused with the values, before anything is written.
 #include "distmoe/prepared_weight.hpp"
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstring>
 
 #include "conformance/coded_values.hpp"
 #include "conformance/moe_problem.hpp"
 #include "conformance/moe_refusal.hpp"
-#include "conformance/moe_runner.hpp"
 
 namespace distmoe {
 namespace {
@@ -231,118 +228,6 @@ TEST(PreparedWeightTest, WhatAFormatCannotHoldIsRefusedWithTheValues) {
                  refill_prepared_weight({w.data(), DType::kBF16, {1, 32, 64}}, prepared.view());
                }),
                ErrorCode::kInvalidArgument, {"codes", "[1, 32, 64]", "[1, 64, 64]"});
-}
-
-// ---- At the door of a call
-
-class PreparedCall : public testing::Test {
- protected:
-  static constexpr std::int64_t kHidden = 64;
-  static conformance::MoeProblem problem() {
-    return conformance::make_problem({.num_tokens = 4,
-                                      .hidden_dim = kHidden,
-                                      .intermediate_dim = 64,
-                                      .num_experts = 2,
-                                      .top_k = 1},
-                                     conformance::RoutePattern::kDistinct, 940);
-  }
-  /// A call of a context of `precision` with weights that `change` has changed.
-  template <typename Change>
-  void expect_refused(Precision precision, bool inference, const Change& change,
-                      const std::vector<std::string>& words) {
-    const conformance::MoeProblem p = problem();
-    const conformance::MoeCase moe_case{.precision = precision};
-    Config config = conformance::config_of(p, moe_case, {}, 4);
-    config.inference = inference;
-    Context context = conformance::make_context(config, moe_case, nullptr);
-    conformance::CallForm form;
-    form.prepared = BlockScaledConfig{precision == Precision::kBF16 ? Precision::kMXFP8 : precision,
-                                      inference || precision == Precision::kBF16};
-    conformance::RankCall call = conformance::pack_rank(p, form, {4}, 0);
-    ExpertWeights weights = call.weights;
-    change(weights, call);
-    expect_error(outcome_of([&] { routed_experts(context, call.input, weights, call.y_view()); }),
-                 ErrorCode::kInvalidArgument, words);
-    EXPECT_TRUE(call.is_y_untouched());
-  }
-};
-
-TEST_F(PreparedCall, OfAnotherFormatOrShapeIsRefusedWithBoth) {
-  using Call = conformance::RankCall;
-  const auto as_it_is = [](ExpertWeights&, Call&) {};
-  expect_refused(Precision::kBF16, true, as_it_is, {"w13", "prepared for mxfp8", "computes bf16"});
-  PreparedWeight other;
-  const auto prepare_as = [&](BlockScaledConfig config) {
-    return [&other, config](ExpertWeights& weights, Call& call) {
-      other = prepare_block_scaled_weight(call.w13.view(), config);
-      weights.prepared_w13 = other.view();
-    };
-  };
-  expect_refused(Precision::kMXFP8, true, prepare_as({Precision::kMXFP8, false}),
-                 {"prepared for mxfp8 training", "computes mxfp8 inference"});
-  expect_refused(Precision::kMXFP8, false, prepare_as({Precision::kMXFP8, true}),
-                 {"prepared for mxfp8 inference", "computes mxfp8 training"});
-  expect_refused(Precision::kNVFP4, true, prepare_as({Precision::kMXFP4, true}),
-                 {"prepared for mxfp4", "computes nvfp4"});
-  expect_refused(Precision::kMXFP8, true,
-                 prepare_as({Precision::kMXFP8, true, GateUpLayout::kInterleaved}),
-                 {"gate_up_layout interleaved", "concatenated"});
-  expect_refused(
-      Precision::kMXFP8, true,
-      [](ExpertWeights& weights, Call&) { std::swap(weights.prepared_w13, weights.prepared_w2); },
-      {"codes of prepared w13", "[2, 128, 64]", "[2, 64, 64]"});
-  expect_refused(Precision::kMXFP8, true,
-                 [](ExpertWeights& weights, Call&) { weights.prepared_w2.scales.shape[2] = 1; },
-                 {"scales of prepared w2", "[2, 64, 2]", "[2, 64, 1]"});
-}
-
-TEST_F(PreparedCall, WeightsAreGivenOnceAndThoseOfNVFP4Prepared) {
-  using Call = conformance::RankCall;
-  expect_refused(Precision::kMXFP8, true,
-                 [](ExpertWeights& weights, Call& call) { weights.w2_LDF = call.w2.view(); },
-                 {"w2 is given twice", "bf16 [2, 64, 64]"});
-  expect_refused(
-      Precision::kNVFP4, true,
-      [](ExpertWeights& weights, Call& call) {
-        weights.prepared_w13 = {};
-        weights.w13_L2FD = call.w13.view();
-      },
-      {"w13 is bf16 [2, 128, 64]", "nvfp4 needs it prepared", "prepare_block_scaled_weight"});
-}
-
-// reports: A69, A72
-TEST_F(PreparedCall, GlobalScalesThatAreNoNumbersAreRefusedWithTheirPlace) {
-  using Call = conformance::RankCall;
-  for (const float scale : {0.0F, -1.0F, INFINITY, NAN}) {
-    expect_refused(Precision::kNVFP4, true,
-                   [&](ExpertWeights& weights, Call&) {
-                     static_cast<float*>(weights.prepared_w13.global_scales.data)[1] = scale;
-                   },
-                   {"global scale [1, 0] of prepared w13", "finite and positive"});
-  }
-}
-
-/// A checkpoint may bring one factor for the gate and another for the up rows.
-TEST_F(PreparedCall, GateAndUpMayHaveFactorsOfTheirOwn) {
-  conformance::MoeProblem p = problem();
-  const conformance::MoeCase moe_case{.precision = Precision::kNVFP4};
-  Context context =
-      conformance::make_context(conformance::config_of(p, moe_case, {}, 4), moe_case, nullptr);
-  conformance::CallForm form;
-  form.prepared = BlockScaledConfig{Precision::kNVFP4, true};
-  conformance::RankCall call = conformance::pack_rank(p, form, {4}, 0);
-  routed_experts(context, call.input, call.weights, call.y_view());
-  const std::vector<BF16> expected = call.y_rows();
-  // up twice as large is h2 twice as large, and so is everything behind it.
-  const auto* one = static_cast<const float*>(call.weights.prepared_w13.global_scales.data);
-  const std::vector<float> two{one[0], 2 * one[0], one[1], 2 * one[1]};
-  call.weights.prepared_w13.global_scales = {two.data(), DType::kF32, {2, 2}};
-  call.y.poison();
-  routed_experts(context, call.input, call.weights, call.y_view());
-  const std::vector<BF16> doubled = call.y_rows();
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    ASSERT_EQ(to_float(doubled[i]), 2 * to_float(expected[i]));
-  }
 }
 
 }  // namespace

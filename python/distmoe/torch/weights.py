@@ -16,7 +16,8 @@ class PreparedWeight:
 
     Takes the place of `w13` or `w2`. `source`, the weight that was prepared, is not read by calls,
     and gets the gradient where it requires one. The tensors hold bits in the layouts of
-    docs/formats.md: uint8, global scales FP32.
+    docs/formats.md: uint8, global scales FP32. Calls do not look at the scales: of codes that come
+    from elsewhere `distmoe.check_scales(weight.core())` refuses those that are NaN.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Weights(NamedTuple):
                 *tensors,
                 inference=config.inference,
                 gate_up_layout=layout,
+                has_known_scales=True,
             )
             for tensors, layout in (
                 (self.prepared[:half], config.gate_up_layout),
