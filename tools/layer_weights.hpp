@@ -9,21 +9,35 @@
 
 namespace distmoe::tools {
 
-/// The experts of a rank as a context of a precision takes them: as they were loaded, or prepared.
+/// Which experts of a checkpoint, and what for.
+struct WeightRequest {
+  std::int64_t layer = 0;
+  std::int64_t first_expert = 0;
+  std::int64_t num_experts = 0;
+  Precision precision = Precision::kBF16;
+  bool inference = true;
+};
+
+/// The experts of a rank as a context of a precision takes them: BF16; codes as the checkpoint has
+/// them, where it has those of the precision; or prepared from BF16.
 class LayerWeights {
  public:
   LayerWeights() = default;
-  /// Of another precision than BF16 the codes and scales alone are kept, of the loaded experts the
-  /// biases. Throws invalid_argument where the precision cannot hold the layer.
-  LayerWeights(LoadedExperts experts, Precision precision, bool inference);
+  /// Of another precision than BF16 the codes and scales alone are kept, and the biases. Throws as
+  /// Checkpoint does, and invalid_argument where the precision cannot hold the layer.
+  LayerWeights(const Checkpoint& checkpoint, const WeightRequest& request);
 
   ExpertWeights view() const;
-  const PreparedWeightView& w13() const { return w13_.view(); }
-  const PreparedWeightView& w2() const { return w2_.view(); }
+  /// Whether the codes are those of the checkpoint.
+  bool has_stored_codes() const { return has_stored_codes_; }
   std::int64_t num_bytes() const;
 
  private:
-  LoadedExperts experts_;
+  bool load_codes(const Checkpoint& checkpoint, const WeightRequest& request);
+
+  bool has_stored_codes_ = false;
+  CodedExperts coded_;     ///< with stored codes
+  LoadedExperts experts_;  ///< else; matrices of BF16 alone
   PreparedWeight w13_;
   PreparedWeight w2_;
 };

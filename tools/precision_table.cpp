@@ -49,8 +49,10 @@ TensorStorage run_precision(const Checkpoint& checkpoint, const RoutedInputFile&
   Config config = layer_config(shape, input.num_tokens(), input.top_k(), 1);
   config.precision = row.precision;
   validate(config);
-  const LayerWeights weights(checkpoint.load_experts(row.layer, 0, shape.num_experts),
-                             row.precision, config.inference);
+  const LayerWeights weights(checkpoint, {.layer = row.layer,
+                                          .num_experts = shape.num_experts,
+                                          .precision = row.precision,
+                                          .inference = config.inference});
   row.weight_bytes = weights.num_bytes();
   constexpr std::int64_t kBF16Bytes = 2;
   TensorStorage y(

@@ -93,7 +93,7 @@ class RankRun {
   }
 
  private:
-  void prepare_training(const LoadedExperts& experts);
+  void prepare_training();
   Config make_config() const;
   std::vector<std::filesystem::path> files_read() const;
   void open_inputs();
@@ -155,23 +155,25 @@ void RankRun::prepare() {
       split_tokens(inputs_[0].file.num_tokens(), group_.size(), options_.tokens_per_rank);
   experts_per_rank_ = split_evenly(shape.num_experts, group_.size());
   progress_.show("loading experts");
-  LoadedExperts experts =
-      checkpoint_->load_experts(options_.layer, first_of_part(experts_per_rank_, group_.rank()),
-                                experts_per_rank_[own_index()]);
+  weights_ =
+      LayerWeights(*checkpoint_, {.layer = options_.layer,
+                                  .first_expert = first_of_part(experts_per_rank_, group_.rank()),
+                                  .num_experts = experts_per_rank_[own_index()],
+                                  .precision = options_.precision,
+                                  .inference = !options_.train.is_on});
   for (InputRun& input : inputs_) {
     input.y = TensorStorage(
         static_cast<std::size_t>(checked_product(own_tokens(), shape.hidden_dim, kBF16Bytes)),
         "the output");
   }
-  if (options_.train.is_on) prepare_training(experts);
-  weights_ = LayerWeights(std::move(experts), options_.precision, !options_.train.is_on);
+  if (options_.train.is_on) prepare_training();
 }
 
-void RankRun::prepare_training(const LoadedExperts& experts) {
+void RankRun::prepare_training() {
   const TensorView& dy = inputs_[0].file.dy();
   const std::int64_t first = first_of_part(tokens_per_rank_, group_.rank());
   training_ = std::make_unique<TrainingRun>(
-      options_.train, checkpoint_->shape(), experts,
+      options_.train, checkpoint_->shape(),
       RankParts{tokens_per_rank_, experts_per_rank_, group_.rank()}, own_input(inputs_[0]),
       dy.is_given() ? rows_of(dy, first, own_tokens()) : TensorView{});
 }
@@ -333,6 +335,9 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   report.combine = option_name(options_.combine);
   report.precision = option_name(options_.precision);
   if (is_block_scaled(options_.precision)) report.pipeline = option_name(options_.pipeline);
+  if (options_.precision != Precision::kBF16) {
+    report.has_stored_codes = weights_.has_stored_codes();
+  }
   report.tokens = inputs_[0].file.num_tokens();
   report.tokens_per_rank = tokens_per_rank_;
   const CallStatistics statistics = context_->last_call();

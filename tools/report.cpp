@@ -112,6 +112,7 @@ std::string json_of(const RunReport& report) {
       {"combine", report.combine},       {"precision", report.precision},
   };
   if (!report.pipeline.empty()) object["pipeline"] = report.pipeline;
+  if (report.has_stored_codes) object["stored_codes"] = *report.has_stored_codes;
   object.update({
       {"tokens", report.tokens},
       {"rows_per_rank", report.rows_per_rank},
@@ -151,6 +152,10 @@ std::string text_of(const RunReport& report) {
   lines.add("tokens", report.tokens);
   lines.add("rows per rank", list_of(report.rows_per_rank));
   lines.add("experts", list_of(report.experts_per_rank), " per rank");
+  if (report.has_stored_codes) {
+    lines.add("weights",
+              *report.has_stored_codes ? "codes of the checkpoint" : "quantised from bf16");
+  }
   if (const auto imbalance = imbalance_of(report.rows_per_expert)) {
     lines.add("imbalance", std::setprecision(3), *imbalance, " x the mean rows of an expert");
   }

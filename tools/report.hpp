@@ -34,6 +34,8 @@ struct RunReport {
   std::string combine;
   std::string precision;
   std::string pipeline;  ///< of block-scaled precisions, else empty
+  /// Whether the weights' codes are the checkpoint's; empty where weights are BF16.
+  std::optional<bool> has_stored_codes{};
   std::int64_t tokens = 0;
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int64_t> rows_per_rank;

@@ -45,8 +45,7 @@ void pseudo_random_dy(std::int64_t first, std::int64_t count, std::int64_t hidde
 }
 
 TrainingRun::TrainingRun(const TrainOptions& options, const LayerShape& shape,
-                         const LoadedExperts& experts, const RankParts& parts,
-                         const RoutedInput& input, const TensorView& dy_TD)
+                         const RankParts& parts, const RoutedInput& input, const TensorView& dy_TD)
     : options_(options), parts_(parts) {
   const std::int64_t d = shape.hidden_dim;
   const std::int64_t f = shape.intermediate_dim;
@@ -57,7 +56,7 @@ TrainingRun::TrainingRun(const TrainOptions& options, const LayerShape& shape,
                  {input.topk_scores_TK.shape[1]});
   w13_ = make("grad_w13", wgrad, parts.experts, {2 * f, d});
   w2_ = make("grad_w2", wgrad, parts.experts, {d, f});
-  if (experts.has_bias) {
+  if (shape.has_bias) {
     bias13_ = make("grad_bias13", wgrad, parts.experts, {2 * f});
     bias2_ = make("grad_bias2", wgrad, parts.experts, {d});
   }

@@ -36,8 +36,8 @@ struct RankParts {
 class TrainingRun {
  public:
   /// `input` and `dy_TD` are this rank's; without a `dy_TD` it is made: see pseudo_random_dy().
-  TrainingRun(const TrainOptions& options, const LayerShape& shape, const LoadedExperts& experts,
-              const RankParts& parts, const RoutedInput& input, const TensorView& dy_TD);
+  TrainingRun(const TrainOptions& options, const LayerShape& shape, const RankParts& parts,
+              const RoutedInput& input, const TensorView& dy_TD);
 
   /// Gives dy and the gradients places where the backend wants them. Before run().
   void place(BackendKind backend, int device);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "io/checkpoint.hpp"
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -86,25 +87,24 @@ const Checkpoint::Impl& Checkpoint::checked(std::int64_t layer, std::int64_t fir
 LoadedExperts Checkpoint::load_experts(std::int64_t layer, std::int64_t first_expert,
                                        std::int64_t num_experts) const {
   const Impl& impl = checked(layer, first_expert, num_experts);
-  return distmoe::load_experts(impl.layers.at(layer), impl.shape, first_expert, num_experts);
+  return distmoe::load_experts(impl.layers.at(layer), impl.shape, {first_expert, num_experts});
 }
 
 CodedExperts Checkpoint::load_coded_experts(std::int64_t layer, std::int64_t first_expert,
-                                            std::int64_t num_experts) const {
+                                            std::int64_t num_experts, BlockShape blocks) const {
   const Impl& impl = checked(layer, first_expert, num_experts);
-  return distmoe::load_coded_experts(impl.layers.at(layer), impl.shape, first_expert, num_experts);
+  return distmoe::load_coded_experts(impl.layers.at(layer), impl.shape, {first_expert, num_experts},
+                                     blocks);
 }
 
-ExpertWeights LoadedExperts::view() const {
-  const std::int64_t rows13 = 2 * intermediate_dim;
-  ExpertWeights weights;
-  weights.w13_L2FD = TensorView(w13.data(), DType::kBF16, {num_experts, rows13, hidden_dim});
-  weights.w2_LDF = TensorView(w2.data(), DType::kBF16, {num_experts, hidden_dim, intermediate_dim});
-  if (has_bias) {
-    weights.bias13_L2F = TensorView(bias13.data(), bias13_dtype, {num_experts, rows13});
-    weights.bias2_LD = TensorView(bias2.data(), bias2_dtype, {num_experts, hidden_dim});
-  }
-  return weights;
+std::optional<StoredFormat> Checkpoint::stored_format(std::int64_t layer) const {
+  const LayerTensors& tensors = checked(layer, 0, 0).layers.at(layer);
+  if (tensors.layout != ExpertLayout::kPerExpert) return tensors.gate_up.format;
+  const StoredFormat format = tensors.experts.front().gate.format;
+  const bool is_common = std::ranges::all_of(tensors.experts, [&](const PerExpertTensors& own) {
+    return own.gate.format == format && own.up.format == format && own.down.format == format;
+  });
+  return is_common ? std::optional(format) : std::nullopt;
 }
 
 }  // namespace distmoe

@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "distmoe/config.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/tensor.hpp"
+#include "formats/block_scaled.hpp"
 #include "io/tensor_storage.hpp"
 
 namespace distmoe {
@@ -40,10 +42,8 @@ enum class StoredFormat : std::uint8_t {
   kNvfp4,
 };
 
-/// The experts [first_expert, first_expert + L) of one layer, whatever the file's layout: W13 with
-/// the F gate rows first and then the F up rows, both matrices output-major, in BF16. Movable;
-/// moving keeps the addresses. L may be 0.
-struct LoadedExperts {
+/// Sizes and biases of the experts [first_expert, first_expert + L) of one layer. L may be 0.
+struct ExpertBiases {
   std::int64_t first_expert = 0;
   std::int64_t num_experts = 0;  ///< L
   std::int64_t hidden_dim = 0;
@@ -51,33 +51,42 @@ struct LoadedExperts {
   bool has_bias = false;
   DType bias13_dtype = DType::kBF16;  ///< as in the file: BF16 or FP32
   DType bias2_dtype = DType::kBF16;
-  TensorStorage w13;     ///< [L, 2F, D]
-  TensorStorage w2;      ///< [L, D, F]
-  TensorStorage bias13;  ///< [L, 2F]
+  TensorStorage bias13;  ///< [L, 2F], gate first
   TensorStorage bias2;   ///< [L, D]
+};
+
+/// These experts whatever the file's layout: W13 with the F gate rows first and then the F up rows,
+/// both matrices output-major, in BF16. Movable; moving keeps the addresses.
+struct LoadedExperts : ExpertBiases {
+  TensorStorage w13;  ///< [L, 2F, D]
+  TensorStorage w2;   ///< [L, D, F]
 
   /// Refers to the storage of this object.
   ExpertWeights view() const;
+  std::int64_t num_bytes() const;
 };
 
 /// A matrix [L, N, K] as codes: U8 [L, N, K / 2] of 4-bit formats or E4M3 [L, N, K]; scales E8M0
-/// [L, N, K / 32] or, of NVFP4, E4M3 [L, N, K / 16]; NVFP4 also has an FP32 global scale of each
-/// expert, W13 one for the gate and one for the up rows. An element is code * scale * global scale.
-struct CodedMatrix {
+/// [L, N, K / 32], or of tiles [L, N / 32, K / 32], or, of NVFP4, E4M3 [L, N, K / 16]; NVFP4 also
+/// has an FP32 global scale of each expert, W13 one for the gate and one for the up rows. An
+/// element is code * scale * global scale.
+struct CodedWeight {
   TensorStorage codes;
   TensorStorage scales;
   TensorStorage global_scales;  ///< [L, 2] of W13, [L, 1] of W2
 };
 
-/// LoadedExperts as the file has them, not decoded; biases as there.
-struct CodedExperts {
+/// LoadedExperts as the file has them, not decoded.
+struct CodedExperts : ExpertBiases {
   StoredFormat format = StoredFormat::kMxfp8;  ///< kMxfp8, kMxfp4 or kNvfp4
-  std::int64_t first_expert = 0;
-  std::int64_t num_experts = 0;
-  std::int64_t hidden_dim = 0;
-  std::int64_t intermediate_dim = 0;
-  CodedMatrix w13;  ///< N = 2F, gate rows first, K = D
-  CodedMatrix w2;   ///< N = D, K = F
+  BlockShape blocks = BlockShape::kRows;       ///< kTiles: for MXFP8 training
+  CodedWeight w13;                             ///< N = 2F, gate rows first, K = D
+  CodedWeight w2;                              ///< N = D, K = F
+
+  /// Prepared weights for contexts of the format, of inference or, with tiles, of training. Refers
+  /// to the storage of this object.
+  ExpertWeights view() const;
+  std::int64_t num_bytes() const;
 };
 
 /// An opened checkpoint. Opening reads config.json and the headers of the shards and checks every
@@ -113,10 +122,14 @@ class Checkpoint {
   LoadedExperts load_experts(std::int64_t layer, std::int64_t first_expert,
                              std::int64_t num_experts) const;
   /// The codes themselves. FP8 of 128 x 128 blocks becomes MXFP8 where every scale is a power of
-  /// two, so that nothing is rounded. Throws as load_experts does, and unsupported for a layer
-  /// whose matrices have no codes or not all in one format.
+  /// two, so that nothing is rounded; it alone has the scales of `blocks` kTiles. Throws as
+  /// load_experts does, and unsupported for a layer whose matrices have no codes, not all in one
+  /// format or not with these blocks.
   CodedExperts load_coded_experts(std::int64_t layer, std::int64_t first_expert,
-                                  std::int64_t num_experts) const;
+                                  std::int64_t num_experts,
+                                  BlockShape blocks = BlockShape::kRows) const;
+  /// Of all matrices of a layer; empty where they differ.
+  std::optional<StoredFormat> stored_format(std::int64_t layer) const;
 
  private:
   struct Impl;

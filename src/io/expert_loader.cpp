@@ -143,7 +143,17 @@ void load_expert(const LayerTensors& tensors, const LayerShape& shape, std::int6
   }
 }
 
-void load_biases(const LayerTensors& tensors, LoadedExperts& experts) {
+}  // namespace
+
+ExpertBiases load_biases(const LayerTensors& tensors, const LayerShape& shape,
+                         const ExpertRange& range) {
+  ExpertBiases experts;
+  experts.first_expert = range.first;
+  experts.num_experts = range.count;
+  experts.hidden_dim = shape.hidden_dim;
+  experts.intermediate_dim = shape.intermediate_dim;
+  experts.has_bias = shape.has_bias;
+  if (!shape.has_bias) return experts;
   experts.bias13_dtype = tensors.gate_up_bias.tensor->known_dtype();
   experts.bias2_dtype = tensors.down_bias.tensor->known_dtype();
   const std::size_t width13 = size_of(experts.bias13_dtype);
@@ -164,29 +174,23 @@ void load_biases(const LayerTensors& tensors, LoadedExperts& experts) {
     copy(slice_of_expert(tensors.down_bias, expert),
          experts.bias2.data() + static_cast<std::size_t>(local) * row2_bytes);
   }
+  return experts;
 }
 
-}  // namespace
-
 LoadedExperts load_experts(const LayerTensors& tensors, const LayerShape& shape,
-                           std::int64_t first_expert, std::int64_t num_experts) {
+                           const ExpertRange& range) {
   LoadedExperts experts;
-  experts.first_expert = first_expert;
-  experts.num_experts = num_experts;
-  experts.hidden_dim = shape.hidden_dim;
-  experts.intermediate_dim = shape.intermediate_dim;
-  experts.has_bias = shape.has_bias;
+  static_cast<ExpertBiases&>(experts) = load_biases(tensors, shape, range);
   const std::int64_t w2_size = checked_mul(shape.hidden_dim, shape.intermediate_dim);
-  const std::int64_t w2_bytes = checked_product(num_experts, w2_size, std::int64_t{sizeof(BF16)});
+  const std::int64_t w2_bytes = checked_product(range.count, w2_size, std::int64_t{sizeof(BF16)});
   experts.w13 = TensorStorage(static_cast<std::size_t>(checked_mul(w2_bytes, 2)), "W13");
   experts.w2 = TensorStorage(static_cast<std::size_t>(w2_bytes), "W2");
   auto* w13 = reinterpret_cast<BF16*>(experts.w13.data());
   auto* w2 = reinterpret_cast<BF16*>(experts.w2.data());
-  for (std::int64_t local = 0; local < num_experts; ++local) {
-    load_expert(tensors, shape, first_expert + local, w13 + local * 2 * w2_size,
+  for (std::int64_t local = 0; local < range.count; ++local) {
+    load_expert(tensors, shape, range.first + local, w13 + local * 2 * w2_size,
                 w2 + local * w2_size);
   }
-  if (shape.has_bias) load_biases(tensors, experts);
   return experts;
 }
 

@@ -68,7 +68,7 @@ struct Expected {
 };
 
 void expect_codes(const CodedExperts& loaded, const Expected& expected) {
-  const CodedMatrix* matrices[] = {&loaded.w13, &loaded.w2};
+  const CodedWeight* matrices[] = {&loaded.w13, &loaded.w2};
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(bytes_of(matrices[i]->codes), expected.codes[i]) << i;
     EXPECT_EQ(bytes_of(matrices[i]->scales), expected.scales[i]) << i;
@@ -116,7 +116,7 @@ TEST(CodedCheckpoint, LoadsTheFusedMxfp4OfGptOssAsCodes) {
 }
 
 /// decoded code * scale of MXFP8 bytes.
-std::vector<BF16> decoded(const CodedMatrix& matrix) {
+std::vector<BF16> decoded(const CodedWeight& matrix) {
   std::vector<BF16> values;
   const std::vector<std::uint8_t> codes = bytes_of(matrix.codes);
   const std::vector<std::uint8_t> scales = bytes_of(matrix.scales);

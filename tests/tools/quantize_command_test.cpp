@@ -62,7 +62,7 @@ void expect_bytes(const TensorStorage& storage, std::size_t expert, std::size_t 
       0);
 }
 
-/// Which matrix of a CodedMatrix: W13 has two parts of an expert, gate and up.
+/// Which matrix of a CodedWeight: W13 has two parts of an expert, gate and up.
 struct Place {
   std::size_t expert;
   std::size_t part;
@@ -71,7 +71,7 @@ struct Place {
 };
 
 /// One matrix quantised here, compared with its place in what was loaded.
-void expect_matrix(const CodedMatrix& loaded, StoredFormat format, const BF16Rows& values,
+void expect_matrix(const CodedWeight& loaded, StoredFormat format, const BF16Rows& values,
                    float amax, const Place& place) {
   const auto& [expert, part, parts, num_experts] = place;
   const auto elements = static_cast<std::size_t>(values.num_rows * values.num_cols);

@@ -64,6 +64,29 @@ TEST_P(RunPrecision, RanksAndPipelinesChangeNoBit) {
   }
 }
 
+/// The codes that `distmoe quantize` writes are those that the source is computed with.
+TEST_P(RunPrecision, OfAQuantisedCheckpointIsThatOfItsSource) {
+  const std::filesystem::path source = checkpoint_;
+  const Words input{"--input", (source / "routed_experts.safetensors").string()};
+  for (const Range& range : {kMxfp8, kNvfp4, kMxfp4}) {
+    // The names of fused experts are those of mxfp4 alone.
+    if (std::string(std::get<0>(GetParam())) == "gptoss" && range.precision != kMxfp4.precision) {
+      continue;
+    }
+    checkpoint_ = source;
+    const std::string y = y_of(range.precision, input);
+    checkpoint_ = file(range.precision);
+    const CommandResult result =
+        run_words({command_path(), "quantize", "--checkpoint", source.string(), "--format",
+                   range.precision, "--output", checkpoint_.string()});
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_TRUE(y == y_of(range.precision, input)) << range.precision;
+    Words words = input;
+    words.insert(words.end(), {"--precision", range.precision, "--ranks", "3"});
+    EXPECT_EQ(run_with(words)["stored_codes"], true);
+  }
+}
+
 TEST_P(RunPrecision, WhatCannotRunSaysWhy) {
   const auto refused = [&](const Words& more, const std::string& word) {
     Words words{"--layer", "0"};
