@@ -29,7 +29,7 @@ DISTMOE_SIMD_CLONES void encode_e4m3_columns(const BF16* values, std::int64_t co
   for (std::int64_t i = 0; i < count; ++i) codes[i] = encode(values[i], scales[i]);
 }
 
-void encode_e4m3_rows(const CodedRows& rows, std::int64_t num_cols, const E8M0* scales) {
+void encode_e4m3_rows(const RowsToEncode& rows, std::int64_t num_cols, const E8M0* scales) {
   for (std::int64_t row = 0; row < rows.num_rows; ++row) {
     encode_e4m3_columns(rows.values + row * rows.row_stride, num_cols, scales,
                         rows.codes + row * rows.code_stride);

@@ -12,7 +12,7 @@
 namespace distmoe {
 
 /// Rows of values and where their codes go; strides in elements.
-struct CodedRows {
+struct RowsToEncode {
   const BF16* values = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t num_rows = 0;
@@ -26,7 +26,7 @@ struct BlockEncoders {
   /// Values that have a scale each; the NaN code under byte 255.
   void (*e4m3_columns)(const BF16* values, std::int64_t count, const E8M0* scales, E4M3* codes);
   /// The same of several rows that share the scales of their columns.
-  void (*e4m3_rows)(const CodedRows& rows, std::int64_t num_cols, const E8M0* scales);
+  void (*e4m3_rows)(const RowsToEncode& rows, std::int64_t num_cols, const E8M0* scales);
   /// num_blocks blocks of 16 values, times the multiplier of their block (|product| < 2^100), two
   /// codes in a byte.
   void (*e2m1_blocks16)(const BF16* values, std::int64_t num_blocks, const float* multipliers,

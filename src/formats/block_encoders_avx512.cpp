@@ -109,7 +109,7 @@ DISTMOE_AVX512 bool are_all_ordinary(const E8M0* scales, std::int64_t count) {
 }
 
 /// Rows are walked from begin to end, as memory likes to be written.
-DISTMOE_AVX512 void encode_e4m3_rows(const CodedRows& rows, std::int64_t num_cols,
+DISTMOE_AVX512 void encode_e4m3_rows(const RowsToEncode& rows, std::int64_t num_cols,
                                      const E8M0* scales) {
   const bool is_ordinary = are_all_ordinary(scales, num_cols);
   for (std::int64_t row = 0; row < rows.num_rows; ++row) {

@@ -3,10 +3,9 @@
 // What the block quantisers read and write. A matrix has codes in its own row-major order and, in
 // an array of its own, one scale per block:
 //
-//   rows      blocks along the row, 1 x 32 (NVFP4 1 x 16)     scales [rows, ceil(cols / block)]
-//   columns   blocks along the rows of one expert, 32 x 1     scales [ceil(rows / 32), cols]
-//   tiles     32 x 32                                         scales [ceil(rows / 32), ceil(cols /
-//   32)]
+//   rows      1 x 32 (NVFP4 1 x 16)          scales [rows, ceil(cols / block)]
+//   columns   32 x 1, of one expert's rows   scales [ceil(rows / 32), cols]
+//   tiles     32 x 32                        scales [ceil(rows / 32), ceil(cols / 32)]
 //
 // Blocks at the right and lower edge may be partial. 4-bit codes lie two in a byte along the row,
 // the even element in the low nibble; the last byte of an odd row has a zero in the high one.

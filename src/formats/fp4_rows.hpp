@@ -10,12 +10,13 @@
 
 #include "formats/bf16.hpp"
 #include "formats/block_scaled.hpp"
+#include "formats/block_scales.hpp"
 #include "formats/e2m1.hpp"
 
 namespace distmoe {
 
 /// Both nibbles of a byte of poisoned codes.
-inline constexpr std::uint8_t kPoisonByte = 0x77;
+inline constexpr std::uint8_t kPoisonByte = pack_e2m1(kE2M1Poison, kE2M1Poison);
 
 /// `count` elements times `multiplier`, rounded to E2M1 and packed: the rest of a row.
 inline void encode_e2m1_rest(const BF16* values, std::int64_t count, float multiplier,
@@ -30,7 +31,7 @@ inline void encode_e2m1_rest(const BF16* values, std::int64_t count, float multi
 /// Code 7 for `count` elements.
 inline void poison_e2m1(std::uint8_t* out, std::int64_t count) {
   std::fill_n(out, count / 2, kPoisonByte);
-  if (count % 2 != 0) out[count / 2] = kPoisonByte & 0xF;
+  if (count % 2 != 0) out[count / 2] = kE2M1Poison.bits;
 }
 
 /// Blocks of Block elements along the row: a table of 16 products serves a block.

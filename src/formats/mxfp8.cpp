@@ -41,8 +41,8 @@ void quantise_row(const BlockEncoders& encoders, const BF16* values, std::int64_
 
 /// 32 rows, or as many as there are, of `num_cols` <= kSlab columns.
 struct Band {
-  CodedRows in_memory;
-  CodedRows padding;  ///< zeros behind them
+  RowsToEncode in_memory;
+  RowsToEncode padding;  ///< zeros behind them
   std::int64_t num_cols = 0;
   std::int64_t num_cols_behind = 0;  ///< of the next slab
 };

@@ -60,7 +60,7 @@ TEST_F(Encoders, GiveEveryE4M3CodeUnderEveryScale) {
     avx512_block_encoders()->e4m3_columns(values.data(), count, scales.data(), columns.data());
     expect_e4m3(values, blocks, expected, byte);
     expect_e4m3(values, columns, expected, byte);
-    const CodedRows rows{values.data(), count / 8, 8, columns.data(), count / 8};
+    const RowsToEncode rows{values.data(), count / 8, 8, columns.data(), count / 8};
     std::fill(columns.begin(), columns.end(), E4M3{kUntouched});
     avx512_block_encoders()->e4m3_rows(rows, count / 8, scales.data());
     expect_e4m3(values, columns, expected, byte);
