@@ -211,9 +211,9 @@ class QuantisedFile {
     const auto extend = [](std::vector<std::byte>& all, std::span<const std::byte> more) {
       all.insert(all.end(), more.begin(), more.end());
     };
-    const auto row_of = [f](const std::vector<std::byte>& matrix, std::int64_t row) {
+    const auto row_of = [f](std::span<const std::byte> matrix, std::int64_t row) {
       const std::size_t bytes = matrix.size() / static_cast<std::size_t>(f);
-      return std::span(matrix).subspan(static_cast<std::size_t>(row) * bytes, bytes);
+      return matrix.subspan(static_cast<std::size_t>(row) * bytes, bytes);
     };
     for (std::int64_t expert = 0; expert < checkpoint_.shape().num_experts; ++expert) {
       const QuantisedExpert quantised = quantise(layer, expert, progress);

@@ -2,49 +2,35 @@
 #include "quantised_experts.hpp"
 
 #include "core/check.hpp"
-#include "formats/mxfp4.hpp"
-#include "formats/mxfp8.hpp"
-#include "formats/nvfp4.hpp"
-#include "io/stored_scales.hpp"
+#include "formats/block_scaled.hpp"
+#include "formats/block_scales.hpp"
+#include "runtime/prepared_layout.hpp"
 
 namespace distmoe::tools {
 namespace {
 
-/// The first scale that no checkpoint may have stands for a weight that the format cannot hold.
-void check_scales(const QuantisedMatrix& matrix, StoredFormat format, std::int64_t blocks_per_row,
-                  const std::string& label) {
-  const auto* bytes = reinterpret_cast<const std::uint8_t*>(matrix.scales.data());
-  const std::uint8_t most = max_scale_byte(format);
-  const std::int64_t index = find_scale_above(bytes, std::ssize(matrix.scales), most);
-  if (index == std::ssize(matrix.scales)) return;
-  throw_error(
-      ErrorCode::kUnsupported,
-      concat(label, ", row ", index / blocks_per_row, ", columns from ",
-             index % blocks_per_row * block_size_of(format),
-             ": a weight is NaN, infinite or too large for ", format_name(format),
-             " (its scale would be byte ", int{bytes[index]}, "; legal are 0 to ", int{most}, ')'));
-}
-
-/// `expert_amax` is used by kNvfp4 alone.
-QuantisedMatrix quantise(const BF16Rows& values, StoredFormat format, float expert_amax,
-                         const std::string& label) {
-  const std::int64_t blocks_per_row = values.num_cols / block_size_of(format);
-  const std::int64_t code_row = code_bytes_of(format, values.num_cols);
-  QuantisedMatrix matrix;
-  matrix.codes.resize(static_cast<std::size_t>(values.num_rows * code_row));
-  matrix.scales.resize(static_cast<std::size_t>(values.num_rows * blocks_per_row));
-  auto* bytes = reinterpret_cast<std::uint8_t*>(matrix.codes.data());
-  auto* powers = reinterpret_cast<E8M0*>(matrix.scales.data());
-  if (format == StoredFormat::kMxfp8) {
-    quantise_mxfp8_rows(values, {reinterpret_cast<E4M3*>(bytes), powers, code_row, blocks_per_row});
-  } else if (format == StoredFormat::kMxfp4) {
-    quantise_mxfp4(values, {bytes, powers, code_row, blocks_per_row});
-  } else {
-    auto* scales = reinterpret_cast<E4M3*>(matrix.scales.data());
-    matrix.global_scale = 1.0f / quantise_nvfp4_expert(values, expert_amax,
-                                                       {bytes, scales, code_row, blocks_per_row});
+/// Rows [part * rows, (part + 1) * rows) of the one expert of a weight. The first scale that no
+/// checkpoint may have stands for an element that the format cannot hold.
+QuantisedMatrix part_of(const PreparedWeightView& weight, StoredFormat format, std::int64_t part,
+                        std::int64_t rows, const std::string& label) {
+  const auto rows_of = [&](const TensorView& array) {
+    const auto size = static_cast<std::size_t>(rows * array.strides[1]);
+    return std::span(static_cast<const std::byte*>(array.data), array.num_bytes())
+        .subspan(static_cast<std::size_t>(part) * size, size);
+  };
+  QuantisedMatrix matrix{rows_of(weight.codes), rows_of(weight.scales)};
+  if (weight.global_scales.is_given()) {
+    matrix.global_scale = *static_cast<const float*>(weight.global_scales.data);
   }
-  check_scales(matrix, format, blocks_per_row, label);
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(matrix.scales.data());
+  const std::uint8_t most = max_scale_byte(precision_of(format));
+  const std::int64_t index = find_scale_above(bytes, std::ssize(matrix.scales), most);
+  const std::int64_t blocks_per_row = weight.scales.shape[2];
+  DISTMOE_CHECK(
+      index == std::ssize(matrix.scales), kUnsupported, label, ", row ", index / blocks_per_row,
+      ", columns from ", index % blocks_per_row * block_size_of(format),
+      ": a weight is NaN, infinite or too large for ", format_name(format),
+      " (its scale would be byte ", int{bytes[index]}, "; legal are 0 to ", int{most}, ')');
   return matrix;
 }
 
@@ -71,15 +57,15 @@ std::int64_t code_bytes_of(StoredFormat format, std::int64_t elements) {
 
 QuantisedExpert quantise_expert(const LoadedExperts& experts, StoredFormat format,
                                 const std::string& label) {
-  const std::int64_t d = experts.hidden_dim;
+  const BlockScaledConfig config{.format = precision_of(format), .inference = true};
+  const ExpertWeights weights = experts.view();
+  QuantisedExpert expert{.w13 = prepare_block_scaled_weight(weights.w13_L2FD, config),
+                         .w2 = prepare_block_scaled_weight(weights.w2_LDF, config)};
   const std::int64_t f = experts.intermediate_dim;
-  const auto* w13 = reinterpret_cast<const BF16*>(experts.w13.data());
-  const auto* w2 = reinterpret_cast<const BF16*>(experts.w2.data());
-  const BF16Rows down{w2, d, f, f};
-  const float amax13 = amax_of({w13, 2 * f, d, d});
-  return {quantise({w13, f, d, d}, format, amax13, label + ", gate"),
-          quantise({w13 + f * d, f, d, d}, format, amax13, label + ", up"),
-          quantise(down, format, amax_of(down), label + ", down")};
+  expert.gate = part_of(expert.w13.view(), format, 0, f, label + ", gate");
+  expert.up = part_of(expert.w13.view(), format, 1, f, label + ", up");
+  expert.down = part_of(expert.w2.view(), format, 0, experts.hidden_dim, label + ", down");
+  return expert;
 }
 
 }  // namespace distmoe::tools

@@ -5,9 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
-#include <vector>
 
+#include "distmoe/prepared_weight.hpp"
 #include "io/checkpoint.hpp"
 
 namespace distmoe::tools {
@@ -21,16 +22,19 @@ std::int64_t code_bytes_of(StoredFormat format, std::int64_t elements);
 
 /// One matrix [N, K], row by row.
 struct QuantisedMatrix {
-  std::vector<std::byte> codes;
-  std::vector<std::byte> scales;
+  std::span<const std::byte> codes;
+  std::span<const std::byte> scales;
   float global_scale = 1.0f;  ///< kNvfp4
 };
 
-/// Gate and up share their global scale.
+/// The codes with which a context computes that is given the BF16 weights. Gate and up share their
+/// global scale.
 struct QuantisedExpert {
-  QuantisedMatrix gate;
-  QuantisedMatrix up;
-  QuantisedMatrix down;
+  PreparedWeight w13;  ///< what the matrices are parts of
+  PreparedWeight w2;
+  QuantisedMatrix gate{};
+  QuantisedMatrix up{};
+  QuantisedMatrix down{};
 };
 
 /// Of the one expert in `experts`, whose K are multiples of the block. Throws unsupported where a

@@ -41,6 +41,8 @@ enum class StoredFormat : std::uint8_t {
   kMxfp4,
   kNvfp4,
 };
+/// That of contexts which compute with codes of kMxfp8, kMxfp4 or kNvfp4.
+Precision precision_of(StoredFormat format);
 
 /// Sizes and biases of the experts [first_expert, first_expert + L) of one layer. L may be 0.
 struct ExpertBiases {

@@ -31,17 +31,6 @@ std::int64_t bytes_of(const ExpertBiases& experts) {
   return bytes_of(experts.bias13) + bytes_of(experts.bias2);
 }
 
-Precision precision_of(StoredFormat format) {
-  switch (format) {
-    case StoredFormat::kMxfp8: return Precision::kMXFP8;
-    case StoredFormat::kMxfp4: return Precision::kMXFP4;
-    case StoredFormat::kNvfp4: return Precision::kNVFP4;
-    case StoredFormat::kBF16:
-    case StoredFormat::kFp8Blocks: break;
-  }
-  throw_error(ErrorCode::kInternal, "no precision computes with codes of this format");
-}
-
 /// [L, rows, columns]; the checkpoint's scales were looked at when they were read.
 PreparedWeightView prepared_view(const CodedExperts& experts, const CodedWeight& weight,
                                  std::int64_t rows, std::int64_t columns) {
@@ -69,6 +58,17 @@ PreparedWeightView prepared_view(const CodedExperts& experts, const CodedWeight&
 }
 
 }  // namespace
+
+Precision precision_of(StoredFormat format) {
+  switch (format) {
+    case StoredFormat::kMxfp8: return Precision::kMXFP8;
+    case StoredFormat::kMxfp4: return Precision::kMXFP4;
+    case StoredFormat::kNvfp4: return Precision::kNVFP4;
+    case StoredFormat::kBF16:
+    case StoredFormat::kFp8Blocks: break;
+  }
+  throw_error(ErrorCode::kInternal, "no precision computes with codes of this format");
+}
 
 ExpertWeights LoadedExperts::view() const {
   ExpertWeights weights = bias_view(*this);

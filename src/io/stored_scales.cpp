@@ -10,7 +10,7 @@
 #include "core/check.hpp"
 #include "formats/bf16.hpp"
 #include "formats/block_scaled.hpp"
-#include "formats/block_scales.hpp"
+#include "runtime/prepared_layout.hpp"
 
 namespace distmoe {
 namespace {
@@ -46,24 +46,13 @@ std::vector<float> read_fp8_scales(const TensorRef& ref, std::int64_t expert) {
   return scales;
 }
 
-std::uint8_t max_scale_byte(StoredFormat format) {
-  switch (format) {
-    case StoredFormat::kMxfp8: return kMxfp8MaxScaleByte;
-    case StoredFormat::kMxfp4: return kMxfp4MaxScaleByte;
-    case StoredFormat::kNvfp4: return kNvfp4MaxScaleByte;
-    case StoredFormat::kBF16:
-    case StoredFormat::kFp8Blocks: break;
-  }
-  throw_error(ErrorCode::kInternal, "scales of this format are no bytes");
-}
-
 std::span<const std::byte> read_scale_bytes(const MatrixRef& matrix, std::int64_t expert) {
   const std::vector<std::int64_t>& shape = matrix.scales.tensor->shape;
   const bool is_fused = shape.size() == 3;
   const std::span<const std::byte> scales =
       is_fused ? slice_of_expert(matrix.scales, expert) : matrix.scales.tensor->data;
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(scales.data());
-  const std::uint8_t most = max_scale_byte(matrix.format);
+  const std::uint8_t most = max_scale_byte(precision_of(matrix.format));
   const std::int64_t place = find_scale_above(bytes, std::ssize(scales), most);
   const std::int64_t cols = shape.back();
   DISTMOE_CHECK(place == std::ssize(scales), kIo, "scale [", is_fused ? concat(expert, ", ") : "",

@@ -19,13 +19,10 @@ std::span<const std::byte> slice_of_expert(const TensorRef& ref, std::int64_t ex
 std::vector<float> read_fp8_scales(const TensorRef& ref, std::int64_t expert);
 
 /// The scale bytes of one expert's MXFP8, MXFP4 or NVFP4 matrix: its own tensor, or its slice of a
-/// fused one. Throws io for a byte above max_scale_byte(), with its place.
+/// fused one. Throws io for one that no weight may have, with its place.
 std::span<const std::byte> read_scale_bytes(const MatrixRef& matrix, std::int64_t expert);
 
 /// The global scale of an NVFP4 matrix. Throws io unless it is finite and above 0.
 float read_global_scale(const MatrixRef& matrix, std::int64_t expert);
-
-/// The largest scale byte that a checkpoint of MXFP8, MXFP4 or NVFP4 may have.
-std::uint8_t max_scale_byte(StoredFormat format);
 
 }  // namespace distmoe
