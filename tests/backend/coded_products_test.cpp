@@ -21,7 +21,7 @@ namespace {
 using conformance::CodedValues;
 using conformance::MatrixShape;
 
-constexpr std::int64_t kHidden = 544;  // more scales than a vector register holds
+constexpr std::int64_t kHidden = 544;  // more scales than a vector register holds; reports: A50
 constexpr std::int64_t kInner = 288;   // more columns than a slab
 constexpr std::int64_t kRows = 37;
 

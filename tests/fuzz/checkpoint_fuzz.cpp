@@ -74,6 +74,22 @@ std::string shard_of(std::string_view text) {
   return distmoe::testing::raw_safetensors(text.substr(0, length), text.substr(length));
 }
 
+/// Codes that load are prepared weights that a call takes.
+void load_codes(const distmoe::Checkpoint& checkpoint, std::int64_t layer,
+                distmoe::BlockShape blocks) {
+  try {
+    const distmoe::CodedExperts experts =
+        checkpoint.load_coded_experts(layer, 0, checkpoint.shape().num_experts, blocks);
+    require(experts.w13.codes.num_bytes() == 2 * experts.w2.codes.num_bytes());
+    const distmoe::ExpertWeights view = experts.view();
+    distmoe::check_scales(view.prepared_w13);
+    distmoe::check_scales(view.prepared_w2);
+  } catch (const distmoe::Error& error) {
+    // Of BF16, or of other blocks.
+    require(error.code() == distmoe::ErrorCode::kUnsupported);
+  }
+}
+
 void load_everything(const std::filesystem::path& directory) {
   const distmoe::Checkpoint checkpoint = distmoe::Checkpoint::open(directory);
   const std::int64_t num_experts = checkpoint.shape().num_experts;
@@ -82,10 +98,9 @@ void load_everything(const std::filesystem::path& directory) {
     require(experts.view().w13_L2FD.num_bytes() == experts.w13.num_bytes());
     require(experts.view().w2_LDF.num_bytes() == experts.w2.num_bytes());
   }
-  // Throws unsupported for a checkpoint of BF16.
   for (const std::int64_t layer : checkpoint.moe_layers()) {
-    const distmoe::CodedExperts experts = checkpoint.load_coded_experts(layer, 0, num_experts);
-    require(experts.w13.codes.num_bytes() == 2 * experts.w2.codes.num_bytes());
+    load_codes(checkpoint, layer, distmoe::BlockShape::kRows);
+    load_codes(checkpoint, layer, distmoe::BlockShape::kTiles);
   }
 }
 
