@@ -21,8 +21,8 @@ bool has_codes_of(StoredFormat format, const WeightRequest& request) {
 
 }  // namespace
 
-LayerWeights::LayerWeights(const Checkpoint& checkpoint, const WeightRequest& request) {
-  has_stored_codes_ = load_codes(checkpoint, request);
+LayerWeights::LayerWeights(const Checkpoint& checkpoint, const WeightRequest& request)
+    : has_stored_codes_(load_codes(checkpoint, request)) {
   if (has_stored_codes_) return;
   experts_ = checkpoint.load_experts(request.layer, request.first_expert, request.num_experts);
   if (request.precision == Precision::kBF16) return;

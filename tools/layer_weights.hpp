@@ -35,11 +35,11 @@ class LayerWeights {
  private:
   bool load_codes(const Checkpoint& checkpoint, const WeightRequest& request);
 
-  bool has_stored_codes_ = false;
   CodedExperts coded_;     ///< with stored codes
   LoadedExperts experts_;  ///< else; matrices of BF16 alone
   PreparedWeight w13_;
   PreparedWeight w2_;
+  bool has_stored_codes_ = false;  // behind what load_codes() fills
 };
 
 }  // namespace distmoe::tools

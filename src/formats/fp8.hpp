@@ -11,11 +11,11 @@
 
 namespace distmoe {
 
-template <int kFractionBits, int kBias>
+template <int FractionBits, int Bias>
 struct Fp8 {
-  static constexpr int kDroppedBits = 23 - kFractionBits;  ///< of an FP32 fraction
-  static constexpr std::uint32_t kRebias = 127 - kBias;
-  static constexpr std::uint32_t kFirstNormal = 1u << kFractionBits;
+  static constexpr int kDroppedBits = 23 - FractionBits;  ///< of an FP32 fraction
+  static constexpr std::uint32_t kRebias = 127 - Bias;
+  static constexpr std::uint32_t kFirstNormal = 1u << FractionBits;
   /// 2^n, as FP32.
   static constexpr DISTMOE_HOST_DEVICE float power_of_two(int n) {
     return bit_cast<float>(static_cast<std::uint32_t>(127 + n) << 23);
@@ -24,21 +24,21 @@ struct Fp8 {
   /// The finite number of a code without its sign; exact.
   static constexpr DISTMOE_HOST_DEVICE float magnitude_of(std::uint32_t code) {
     if (code < kFirstNormal) {
-      return static_cast<float>(code) * power_of_two(1 - kBias - kFractionBits);
+      return static_cast<float>(code) * power_of_two(1 - Bias - FractionBits);
     }
     return bit_cast<float>((code << kDroppedBits) + (kRebias << 23));
   }
 
   /// The code of a finite magnitude that is at most the largest: round to nearest, ties to even.
   static constexpr DISTMOE_HOST_DEVICE std::uint32_t code_of(std::uint32_t magnitude) {
-    if (magnitude >= bit_cast<std::uint32_t>(power_of_two(1 - kBias))) {
+    if (magnitude >= bit_cast<std::uint32_t>(power_of_two(1 - Bias))) {
       const std::uint32_t half = (1u << (kDroppedBits - 1)) - 1u;
       const std::uint32_t rounded = magnitude + half + ((magnitude >> kDroppedBits) & 1u);
-      return (rounded >> kDroppedBits) - (kRebias << kFractionBits);
+      return (rounded >> kDroppedBits) - (kRebias << FractionBits);
     }
     // The last place of this power of two is the spacing of the subnormals: the addition rounds to
     // it.
-    const float shift = power_of_two(24 - kBias - kFractionBits);
+    const float shift = power_of_two(24 - Bias - FractionBits);
     return bit_cast<std::uint32_t>(bit_cast<float>(magnitude) + shift) -
            bit_cast<std::uint32_t>(shift);
   }

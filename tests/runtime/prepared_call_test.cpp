@@ -138,9 +138,9 @@ TEST_F(PreparedCall, GlobalScalesThatAreNoNumbersAreRefusedWithTheirPlace) {
 TEST_F(PreparedCall, BlockScalesThatAreNoNumbersAreRefusedWithTheirPlace) {
   using Call = conformance::RankCall;
   struct Case {
-    BlockScaledConfig config;
-    int byte;
-    const char* legal;
+    BlockScaledConfig config{};
+    int byte = 0;
+    const char* legal = "";
   };
   for (const Case& c : {Case{{Precision::kMXFP8, true}, 255, "0 to 254"},
                         Case{{Precision::kMXFP8, false}, 255, "0 to 254"},

@@ -44,6 +44,7 @@ class CodeDump : public CommandTest,
 
 std::vector<double> as_doubles(const BF16* values, std::int64_t count) {
   std::vector<double> doubles;
+  doubles.reserve(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) doubles.push_back(to_float(values[i]));
   return doubles;
 }

@@ -56,6 +56,7 @@ std::vector<BF16> y_of(const Checkpoint& checkpoint, const WeightRequest& reques
   config.precision = request.precision;
   config.inference = request.inference;
   std::vector<BF16> x;
+  x.reserve(static_cast<std::size_t>(kTokens * kModel.d));
   for (std::int64_t i = 0; i < kTokens * kModel.d; ++i) {
     x.push_back(to_bf16(static_cast<float>(i * 37 % 101 - 50) / 64.0F));
   }
