@@ -29,19 +29,30 @@ struct BlockRun {
 /// Magnitude bits of the largest of `count` values.
 std::uint16_t amax_bits(const BF16* values, std::int64_t count);
 
+/// The amax of every block of a row, without a sign; the last may be partial.
+template <std::int64_t Block>
+void find_block_amax(const BlockEncoders& encoders, const BF16* values, std::int64_t num_cols,
+                     BF16* amax) {
+  const std::int64_t num_whole = num_cols / Block;
+  const auto find = Block == 16 ? encoders.amax_blocks16 : encoders.amax_blocks32;
+  find(values, num_whole, amax);
+  const std::int64_t num_rest = num_cols % Block;
+  if (num_rest > 0) amax[num_whole] = BF16{amax_bits(values + num_whole * Block, num_rest)};
+}
+
+/// `known_amax` is null or that of all blocks.
 template <std::int64_t Block, typename Visit>
 void for_each_run(const BlockEncoders& encoders, const BF16* values, std::int64_t num_cols,
-                  const Visit& visit) {
+                  const Visit& visit, const BF16* known_amax = nullptr) {
   std::array<BF16, kBlocksPerRun> amax{};
   for (std::int64_t begin = 0; begin < num_cols; begin += kBlocksPerRun * Block) {
     const std::int64_t count = std::min(kBlocksPerRun * Block, num_cols - begin);
     BlockRun run{begin, 0, count / Block, count % Block, amax.data()};
     run.num_blocks = run.num_whole_blocks + (run.num_rest > 0 ? 1 : 0);
-    const auto find = Block == 16 ? encoders.amax_blocks16 : encoders.amax_blocks32;
-    find(values + begin, run.num_whole_blocks, amax.data());
-    if (run.num_rest > 0) {
-      amax[static_cast<std::size_t>(run.num_whole_blocks)] =
-          BF16{amax_bits(values + begin + run.num_whole_blocks * Block, run.num_rest)};
+    if (known_amax != nullptr) {
+      run.amax = known_amax + begin / Block;
+    } else {
+      find_block_amax<Block>(encoders, values + begin, count, amax.data());
     }
     visit(run);
   }

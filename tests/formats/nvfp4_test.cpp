@@ -71,6 +71,14 @@ TEST(Nvfp4, QuantisesRowsAndExpertsAsTheOracleDoes) {
   }
 }
 
+/// More blocks than have their amax kept: found twice.
+TEST(Nvfp4, QuantisesVeryWideRows) {
+  for (const std::int64_t cols : {16384, 16385, 16400, 20000}) {
+    const RawMatrix matrix = testing::finite_values(2, cols, static_cast<std::uint32_t>(cols));
+    expect_rows_as_oracle(matrix, cols, 0);
+  }
+}
+
 TEST(Nvfp4, QuantisesPartialBlocksAndOddRows) {
   for (const std::int64_t cols : {1, 2, 15, 16, 17, 31, 48, 63, 353}) {
     const RawMatrix matrix = testing::finite_values(9, cols, static_cast<std::uint32_t>(cols));
