@@ -4,7 +4,10 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "comm/nccl/gpu.hpp"
 #include "comm/nccl/together.hpp"
@@ -22,6 +25,15 @@ using Mark = std::array<std::uint64_t, 2>;
 
 Mark mark_of(int rank, std::uint64_t number) {
   return {0x646973746D6F6531U + static_cast<std::uint64_t>(rank), number};
+}
+
+/// NOTE: NCCL writes the handle on a thread of its own, which may be there still when the wait for
+/// it, and for its end, has been given up. So it stays.
+void abandon(std::unique_ptr<Window> window) {
+  static std::mutex mutex;
+  static auto& abandoned = *new std::vector<std::unique_ptr<Window>>;
+  const std::lock_guard lock(mutex);
+  abandoned.push_back(std::move(window));
 }
 
 }  // namespace
@@ -86,11 +98,16 @@ void* NcclMemory::take(std::size_t bytes) {
 }
 
 Window NcclMemory::register_window(void* base, std::size_t bytes) {
-  Window window = nullptr;
-  group_.finish(
-      "ncclCommWindowRegister",
-      library().comm_window_register(group_.handle(), base, bytes, &window, kSymmetricWindow));
-  return window;
+  auto window = std::make_unique<Window>();
+  try {
+    group_.finish("ncclCommWindowRegister",
+                  library().comm_window_register(group_.handle(), base, bytes, window.get(),
+                                                 kSymmetricWindow));
+  } catch (...) {
+    abandon(std::move(window));
+    throw;
+  }
+  return *window;
 }
 
 std::vector<void*> NcclMemory::find_peers(void* base, Window window) const {
