@@ -56,6 +56,8 @@ BackendSetup check_device(BackendSetup setup) {
   DISTMOE_CHECK(reason.empty(), kUnsupported, "CUDA is not available: ", reason);
   DISTMOE_CHECK(setup.device >= 0 && setup.device < device_count(), kInvalidArgument,
                 "device must be 0 to ", device_count() - 1, ", got ", setup.device);
+  const std::string problem = why_unusable(setup.device);
+  DISTMOE_CHECK(problem.empty(), kUnsupported, "CUDA is not available: ", problem);
   check_supported(choice_inputs(setup));
   check_indices(capacity_rows(setup.config, setup.size, setup.plan.total_scratch_factor),
                 setup.size, setup.config.max_tokens);

@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <string>
+#include <utility>
+
 #include "backend/backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
 #include "core/check.hpp"
@@ -11,6 +14,18 @@ namespace distmoe::cuda {
 namespace {
 
 constexpr int kHopper = 9;
+
+/// "13.0"
+std::string version_text(int version) { return concat(version / 1000, ".", version % 1000 / 10); }
+
+/// NOTE: the runtime says "insufficient" also where there is no driver at all, whose version is 0.
+std::string driver_problem() {
+  int version = 0;
+  cudaDriverGetVersion(&version);
+  if (version == 0) return "no NVIDIA driver is installed";
+  return concat("the NVIDIA driver supports CUDA ", version_text(version), "; this build needs ",
+                version_text(CUDART_VERSION));
+}
 
 }  // namespace
 
@@ -29,16 +44,25 @@ std::string why_unavailable() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();
+    if (error == cudaErrorInsufficientDriver) return driver_problem();
     return cudaGetErrorString(error);
   }
   if (count == 0) return "no CUDA device is present";
-  int major = 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
-  if (major != kHopper) {
-    return concat("the kernels are built for compute capability 9.0 (Hopper); device 0 has ", major,
-                  ".x");
+  std::string first_reason;
+  for (int device = 0; device < count; ++device) {
+    std::string reason = why_unusable(device);
+    if (reason.empty()) return {};
+    if (device == 0) first_reason = std::move(reason);
   }
-  return {};
+  return first_reason;
+}
+
+std::string why_unusable(int device) {
+  int major = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (major == kHopper) return {};
+  return concat("the kernels are built for compute capability 9.0 (Hopper); device ", device,
+                " has ", major, ".x");
 }
 
 DeviceScope::DeviceScope() { DISTMOE_CUDA_CHECK(cudaGetDevice(&previous_)); }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <utility>
 
 namespace distmoe::cuda {
@@ -13,6 +14,9 @@ extern const bool kIsCompiled;
 
 /// 0 where there is no driver or no device.
 int device_count();
+
+/// Why the kernels do not run on a device that is there; empty where they do.
+std::string why_unusable(int device);
 
 /// Makes a device current for this thread while it lives.
 class DeviceScope {
