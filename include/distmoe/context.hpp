@@ -21,7 +21,8 @@ struct ContextOptions {
   int device = 0;  ///< CUDA ordinal of this rank; may differ from rank to rank, or be shared
 };
 
-/// Facts of the last call of a context, on this rank.
+/// Facts of the last call of a context, on this rank. Of one that failed on a device nothing below
+/// `tokens` is known: the vectors are empty, the numbers 0.
 struct CallStatistics {
   std::int64_t call = 0;                      ///< counts from 1; 0 before the first
   std::int64_t tokens = 0;                    ///< T of this rank
@@ -75,7 +76,9 @@ class DISTMOE_EXPORT Context {
   /// say.
   void check();
   /// The statistics of the last call that was routed, so asked after each layer those of each;
-  /// costs a copy of what every call knows anyway. On CUDA it waits for the device.
+  /// costs a copy of what every call knows anyway. On CUDA it waits for the device. Around CUDA
+  /// graphs number, tokens and slot are of the last call that the host made, captured ones
+  /// included, and the rest of the last one that ran, a replay too once its stream was waited for.
   CallStatistics last_call() const;
   /// Makes `slot` the one of the saving forwards to come, `num_moe_layers` of them at a time. At
   /// first slot 0 is selected with the full depth. What a forward kept stays where it is, whatever

@@ -61,7 +61,19 @@ struct ClipStatistics {
 };
 
 struct CallOptions {
-  /// A cudaStream_t on CUDA, null for a stream of the context's own; ignored on the CPU.
+  /// A cudaStream_t of the context's device, ignored on the CPU. Calls that follow each other on
+  /// different streams are the caller's to order.
+  ///
+  /// Null is no stream of CUDA's but one of the context's own, which waits for none, not even for
+  /// the legacy default stream: inputs must be complete before the call (cudaMemcpyAsync(x, ..., 0)
+  /// has them on the way), and Context::check() or last_call() says when y is. For work on the
+  /// default stream give cudaStreamLegacy.
+  ///
+  /// Ranks that share a device need a stream each: kernels of one wait for those of the other. Two
+  /// ranks of a context that give one stream for a call get invalid_argument. Nobody finds streams
+  /// that CUDA orders among each other (the legacy default stream of one, a blocking stream of the
+  /// other), or one that ranks share between calls of different contexts: such calls wait until the
+  /// timeout and are peer_lost.
   void* stream = nullptr;
   /// Of a forward; a backward takes its forward's.
   std::optional<PostExpertNorm> norm = std::nullopt;

@@ -157,11 +157,14 @@ class Backend {
   /// Since creation or the last reset_slots(); a device is waited for.
   virtual RegionPeaks region_peaks() = 0;
 
+  /// Throws invalid_argument where call number `call` cannot be enqueued on the caller's `stream`.
+  virtual void check_stream(std::int64_t /*call*/, void* /*stream*/) {}
+
   /// Waits for the work of this context and throws the first fault since the last check, on every
   /// rank alike. A backend whose steps throw has nothing left to say.
   virtual void check() = 0;
 
-  /// Of the last routed call; a device is waited for.
+  /// Of the last routed call, nothing of one that failed on a device, which is waited for.
   virtual RoutingLoad load() = 0;
   /// Bytes that the backend's allocator holds.
   virtual std::int64_t allocated_bytes() const = 0;

@@ -32,9 +32,13 @@ void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
     std::optional<Error> refusal;
     BackwardCall refused;
     refused.index = call_index;
-    refused.stream = arguments.options.stream;
     const BackwardCall call = check_at_the_door(
-        context, refused, [&] { return check_backward_call(context, call_index, arguments); },
+        context, refused,
+        [&] {
+          backend.check_stream(call_index, arguments.options.stream);
+          refused.stream = arguments.options.stream;
+          return check_backward_call(context, call_index, arguments);
+        },
         refusal);
     ProfilerRange range;
     const auto next = [&](BackwardStep step) {

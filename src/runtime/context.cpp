@@ -130,6 +130,7 @@ CallStatistics ContextImpl::last_call() {
     statistics = last_call_;
     if (statistics.call == 0) return;
     const RoutingLoad load = backend.load();
+    if (load.rows_per_rank.empty()) return;
     statistics.is_recomputed = load.is_recomputed;
     statistics.rows_per_rank.assign(load.rows_per_rank.begin(), load.rows_per_rank.end());
     statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());

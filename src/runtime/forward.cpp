@@ -63,9 +63,14 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     ForwardCall refused;
     refused.index = call_index;
     refused.saves = arguments.saved != nullptr;
-    refused.stream = arguments.options.stream;
     const ForwardCall call = check_at_the_door(
-        context, refused, [&] { return check_forward(context, call_index, arguments); }, refusal);
+        context, refused,
+        [&] {
+          backend.check_stream(call_index, arguments.options.stream);
+          refused.stream = arguments.options.stream;
+          return check_forward(context, call_index, arguments);
+        },
+        refusal);
     ProfilerRange range;
     const auto next = [&](ForwardStep step) {
       step == ForwardStep::kEnd ? range.end() : range.begin(to_string(step));

@@ -97,6 +97,85 @@ TEST_F(CudaFaults, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
   });
 }
 
+// Both happen in one call: this rank's arguments are wrong, and a peer does not come to it.
+TEST_F(CudaFaults, ARefusedCallDoesNotHideALostPeer) {
+  const MoeProblem problem =
+      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+  std::vector<Devices> placements = {{0, 0}};
+  if (cuda::device_count() > 1) placements.push_back({0, 1});
+  for (const Devices& devices : placements) {
+    SCOPED_TRACE(name_of(devices));
+    const GpuRun run{
+        .devices = devices, .counts = conformance::even_split(24, 2), .adjust = [](Config& config) {
+          config.timeout = std::chrono::milliseconds(400);
+        }};
+    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
+      if (context.rank() == 1) return;
+      RoutedInput input = call.input();
+      input.x_TD.dtype = DType::kF16;
+      expect_error(
+          outcome_of([&] { routed_experts(context, input, call.weights(), call.y.view()); }),
+          ErrorCode::kInvalidArgument, {"rank 0", "call 1"});
+      expect_error(outcome_of([&] { context.check(); }), ErrorCode::kPeerLost,
+                   {"rank 1 did not arrive", "400 ms", "call 1"});
+    });
+  }
+}
+
+// Found before anything is enqueued there, so that all ranks can go on.
+TEST_F(CudaFaults, AStreamOfAnotherDeviceIsRefusedAndTheNextCallWorks) {
+  if (cuda::device_count() < 2) GTEST_SKIP() << "needs two GPUs";
+  const MoeProblem problem =
+      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+  for (const Devices& devices : {Devices{0}, Devices{0, 1}}) {
+    SCOPED_TRACE(name_of(devices));
+    RowsOfRanks rows(devices.size());
+    on_every_rank(problem,
+                  {.devices = devices,
+                   .counts = conformance::even_split(24, static_cast<int>(devices.size()))},
+                  [&](Context& context, DeviceCall& call, Communicator&) {
+                    const Stream foreign(1 - devices[static_cast<std::size_t>(context.rank())]);
+                    for (int round = 0; round < 3; ++round) {
+                      expect_error(outcome_of([&] {
+                                     routed_experts(context, call.input(), call.weights(),
+                                                    call.y.view(), {.stream = foreign.get()});
+                                   }),
+                                   ErrorCode::kInvalidArgument,
+                                   {"stream is of CUDA device", "this context's is"});
+                      routed_experts(context, call.input(), call.weights(), call.y.view());
+                      context.check();
+                    }
+                    rows.put(context.rank(), call.y_rows());
+                  });
+    EXPECT_EQ(conformance::first_violation(problem, rows.all()), "");
+  }
+}
+
+// Each would wait for kernels that stand behind its own.
+TEST_F(CudaFaults, RanksOfOneDeviceThatShareAStreamAreRefusedAtOnce) {
+  const MoeProblem problem =
+      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+  const Stream shared(0);
+  for (void* stream : {static_cast<void*>(shared.get()), static_cast<void*>(cudaStreamLegacy)}) {
+    RowsOfRanks rows(2);
+    on_every_rank(problem, {.devices = {0, 0}, .counts = {12, 12}},
+                  [&](Context& context, DeviceCall& call, Communicator& group) {
+                    const Outcome outcome = outcome_of([&] {
+                      routed_experts(context, call.input(), call.weights(), call.y.view(),
+                                     {.stream = stream});
+                      context.check();
+                    });
+                    expect_error(outcome, ErrorCode::kInvalidArgument, {"call 1"});
+                    EXPECT_LT(outcome.seconds, 10.0);
+                    group.barrier(std::chrono::seconds(60));
+                    routed_experts(context, call.input(), call.weights(), call.y.view());
+                    context.check();
+                    rows.put(context.rank(), call.y_rows());
+                  });
+    EXPECT_EQ(conformance::first_violation(problem, rows.all()), "");
+  }
+}
+
 /// Rows of an expert beyond 2^31 are counted, not wrapped into what the plan has.
 TEST_F(CudaFaults, MoreRowsThan31BitsCountExceedTheCapacity) {
   constexpr std::int64_t kTopK = 255;

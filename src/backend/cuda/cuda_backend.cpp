@@ -17,6 +17,7 @@
 #include "backend/cuda/select/few_rows_choice.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
 #include "backend/cuda/select/launch_shapes.hpp"
+#include "backend/cuda/stream_claims.hpp"
 #include "comm/exchange.hpp"
 #include "core/check.hpp"
 #include "layout/context_buffers.hpp"
@@ -96,6 +97,7 @@ CudaBackend::~CudaBackend() {
   cudaSetDevice(setup_.device);
   cudaEventSynchronize(last_call_done_);
   leave();
+  forget_stream(memory_.windows().get());
   cudaStreamSynchronize(own_stream_);
   cudaEventDestroy(last_call_done_);
   cudaStreamDestroy(own_stream_);
@@ -313,6 +315,25 @@ void CudaBackend::copy_from_device(void* out, const void* source, std::size_t by
   DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
 }
 
+void CudaBackend::check_stream(std::int64_t call, void* stream) {
+  if (stream == nullptr) return;
+  const auto handle = static_cast<cudaStream_t>(stream);
+  const bool is_default = handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+  int device = setup_.device;
+  if (!is_default && cudaStreamGetDevice(handle, &device) != cudaSuccess) cudaGetLastError();
+  DISTMOE_CHECK(device == setup_.device, kInvalidArgument, "options.stream is of CUDA device ",
+                device, "; this context's is ", setup_.device);
+  // Every thread has a cudaStreamPerThread of its own.
+  if (handle == cudaStreamPerThread) return;
+  const bool is_free = claim_stream(
+      {.windows = memory_.windows().get(), .device = setup_.device, .stream = stream, .call = call},
+      peers_windows_);
+  DISTMOE_CHECK(is_free, kInvalidArgument, "options.stream is also that of a peer on CUDA device ",
+                setup_.device,
+                ", whose kernels would wait for kernels behind them; ranks that "
+                "share a device need a stream each, or null for one of the context's own");
+}
+
 void CudaBackend::check() {
   const DeviceScope scope(setup_.device);
   auto* state = memory_.buffer_of<CallState>(buffer_name::kCallState);
@@ -337,6 +358,9 @@ RoutingLoad CudaBackend::load() {
   const auto fetch = [&](const std::int64_t* source, std::vector<std::int64_t>& out) {
     copy_from_device(out.data(), source, out.size() * sizeof(std::int64_t));
   };
+  CallFrame frame{};
+  copy_from_device(&frame, memory_.buffer(buffer_name::kCallFrame), sizeof(frame));
+  if (frame.failed != 0) return {};
   fetch(metadata_.rows_per_rank, rows_per_rank_);
   fetch(metadata_.rows_per_expert, rows_per_expert_);
   TrainingFrame training{};

@@ -92,6 +92,7 @@ class CudaBackend final : public Backend {
   void reset_slots() override;
   RegionPeaks region_peaks() override;
 
+  void check_stream(std::int64_t call, void* stream) override;
   void check() override;
   RoutingLoad load() override;
   std::int64_t allocated_bytes() const override { return memory_.allocated_bytes(); }
@@ -122,6 +123,11 @@ class CudaBackend final : public Backend {
   void meet_before_combine(const ForwardCall& call);
   /// What wait_for_calls() and the destructor wait for; a captured call is its replayer's.
   void mark_end_of_call(cudaStream_t stream);
+  /// The rest of a call whose arguments this host refuses: peers find the refusal and compute
+  /// nothing, this rank keeps in step with them. What it finds of a lost peer check() throws.
+  [[noreturn]] void end_refused_call(const Error& refusal, cudaStream_t stream);
+  /// A refused stream is replaced by the context's own, which nobody has ordered.
+  void follow_last_call(cudaStream_t stream) const;
   /// Waits for the calls of this context alone: on a shared device a peer may already wait for this
   /// rank's next call.
   void wait_for_calls();

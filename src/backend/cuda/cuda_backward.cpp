@@ -33,6 +33,7 @@ void CudaBackend::publish_backward(const BackwardCall& call, const std::optional
   backward_stream_ = stream;
   call_in_progress_ = stream;
   if (refusal || !call.ticket) {
+    follow_last_call(stream);
     const SlotArgs refused{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
                            .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
                            .training = training_frame(),
@@ -41,11 +42,8 @@ void CudaBackend::publish_backward(const BackwardCall& call, const std::optional
                            .is_refused = 1};
     DISTMOE_CUDA_CHECK(launch_begin_backward(refused, stream));
     meet_peers(PeerBarrier::kPublished, stream);
-    // The peers find the refusal and compute nothing; this rank keeps in step with them.
-    meet_peers(PeerBarrier::kResultsStored, stream);
-    mark_end_of_call(stream);
-    throw AgreedError(refusal ? refusal->code() : ErrorCode::kInternal,
-                      refusal ? refusal->what() : "a backward without a forward");
+    end_refused_call(refusal.value_or(Error(ErrorCode::kInternal, "a backward without a forward")),
+                     stream);
   }
   take_metadata(call.ticket);
   SlotArgs args = slot_args(*call.ticket);

@@ -55,15 +55,24 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
   take_metadata(call.ticket);
   if (!refusal && (is_one_launch(call) || joins_publish_and_route())) return;
   const DeviceScope scope(setup_.device);
+  if (refusal) follow_last_call(stream);
   PublishArgs args = publish_args(call);
   args.is_refused = refusal.has_value() ? 1 : 0;
   DISTMOE_CUDA_CHECK(launch_publish(args, choice_.publish_blocks, stream));
   meet_peers(PeerBarrier::kPublished, stream);
-  if (!refusal) return;
-  // The peers find the refusal and compute nothing; this rank keeps in step with them.
+  if (refusal) end_refused_call(*refusal, stream);
+}
+
+void CudaBackend::end_refused_call(const Error& refusal, cudaStream_t stream) {
   meet_peers(PeerBarrier::kResultsStored, stream);
+  DISTMOE_CUDA_CHECK(
+      launch_keep_loss(memory_.buffer_of<CallState>(buffer_name::kCallState), stream));
   mark_end_of_call(stream);
-  throw AgreedError(refusal->code(), refusal->what());
+  throw AgreedError(refusal.code(), refusal.what());
+}
+
+void CudaBackend::follow_last_call(cudaStream_t stream) const {
+  if (stream == own_stream_) DISTMOE_CUDA_CHECK(cudaStreamWaitEvent(stream, last_call_done_));
 }
 
 RouteArgs CudaBackend::route_args(const ForwardCall& call) const {

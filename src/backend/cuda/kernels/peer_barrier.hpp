@@ -35,4 +35,8 @@ cudaError_t prepare_peer_barrier();
 /// One block: ranks that share a device are always resident together.
 cudaError_t launch_peer_barrier(const PeerBarrierArgs& args, cudaStream_t stream);
 
+/// Keeps why this rank is lost, if it is, as the first fault: of a call that failed before the
+/// peers met and has no other kernel to say so.
+cudaError_t launch_keep_loss(CallState* state, cudaStream_t stream);
+
 }  // namespace distmoe::cuda

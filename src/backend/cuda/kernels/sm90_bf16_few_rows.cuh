@@ -42,6 +42,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/first_fault.cuh"
 #include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/ptx/tensor_map.cuh"
@@ -72,10 +73,7 @@ __device__ inline void end_few_rows_call(const FewRowsArgs& args, const FewRowsT
   if (has_failed(args, tables)) {
     frame.failed = 1;
     frame.fault = few_rows_fault(args, tables);
-    if (state.first_fault.kind == FaultKind::kNone) {
-      state.first_fault = frame.fault;
-      state.first_fault_call = static_cast<std::int64_t>(state.num_calls);
-    }
+    keep_first_fault(state, frame);
   } else {
     state.peak_rows = max(state.peak_rows, std::int64_t{tables.num_rows});
   }
