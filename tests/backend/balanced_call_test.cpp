@@ -169,7 +169,7 @@ TEST(ForwardLaunches, FewRowsWithPeersHaveBothProductsInOneLaunch) {
   };
   // Peers may send more than 2048 rows: the device takes one of the two ways.
   EXPECT_EQ(names_of(128, 257),
-            "begin_call publish note_bad_id peer_barrier route_count route_scan route_place "
+            "begin publish note peer_barrier count scan place "
             "sm90_bf16_few_rows w13_swiglu w2_scatter peer_barrier combine ");
   EXPECT_EQ(names_of(1, 129), "publish_route sm90_bf16_few_rows w13_swiglu w2_scatter combine ");
   EXPECT_EQ(names_of(128, 128), "publish_route sm90_bf16_few_rows peer_barrier combine ");

@@ -26,7 +26,7 @@ inline constexpr std::int64_t kRefusedCall = -1;
 struct PeerWindows {
   std::uint64_t x;        ///< BF16 [T, D]; of this rank itself: unused
   std::uint64_t ids;      ///< PublishedHeader, int32 [T, K]
-  std::uint64_t combine;  ///< BF16 [T, K, D]
+  std::uint64_t combine;  ///< BF16 [T, K, D], or of combine per_rank FP32 [T, min(K, P - 1), D]
   std::uint64_t flags;    ///< uint32 [num_ranks, kNumBarriers]
 };
 

@@ -147,13 +147,13 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
                               .num_local_experts = num_local},
                              num_tokens, kElementBytes * inputs.hidden_dim, choice.publish_blocks));
   } else {
-    add(true, "begin_call", kSingleThreadLaunch);
+    add(true, "begin", kSingleThreadLaunch);
     add(num_tokens > 0, "publish", publish_launch(choice.publish_blocks));
-    add(num_tokens > 0, "note_bad_id", kSingleThreadLaunch);
+    add(num_tokens > 0, "note", kSingleThreadLaunch);
     add(inputs.num_ranks > 1, "peer_barrier", kPeerBarrierLaunch);
-    add(true, "route_count", route_count_launch(num_chunks, inputs.num_experts));
-    add(true, "route_scan", kRouteScanLaunch);
-    add(true, "route_place", route_place_launch(num_chunks, num_local));
+    add(true, "count", route_count_launch(num_chunks, inputs.num_experts));
+    add(true, "scan", kRouteScanLaunch);
+    add(true, "place", route_place_launch(num_chunks, num_local));
   }
   add(is_few && num_local > 0, few_rows.kernel, few_rows.shape);
   if (!is_few || !bounds_few_rows(inputs, max_tokens)) {

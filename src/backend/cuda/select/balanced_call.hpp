@@ -75,7 +75,7 @@ ProductLoad product_load(Product product, const ChoiceInputs& inputs, const Cont
 
 /// A launch of a call, in the order of the stream.
 struct NamedLaunch {
-  const char* kernel;
+  const char* kernel;  ///< its function's name, of products what docs/command-line.md says
   LaunchShape shape;
 };
 
