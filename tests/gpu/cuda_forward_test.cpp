@@ -349,6 +349,64 @@ TEST_F(CudaForward, AsManyRoutesAsATokenMayHaveToOneExpert) {
   }
 }
 
+/// `rows` again and again, `count` times in all.
+template <typename Element>
+std::vector<Element> repeated(const std::vector<Element>& rows, std::int64_t width,
+                              std::int64_t count) {
+  std::vector<Element> all;
+  all.reserve(static_cast<std::size_t>(count * width));
+  const auto length = static_cast<std::int64_t>(rows.size()) / width;
+  for (std::int64_t row = 0; row < count; ++row) {
+    const auto begin = rows.begin() + row % length * width;
+    all.insert(all.end(), begin, begin + width);
+  }
+  return all;
+}
+
+// T * K * D beyond 2^31, and rows of windows and scratch beyond 2^32 bytes: 64 tokens many times
+// over, each of which must have the bits that it has everywhere else.
+TEST_F(CudaForward, RowsBeyond32BitsOfElementsAndBytes) {
+  constexpr std::int64_t kWidth = 8192;
+  constexpr std::int64_t kDistinctTokens = 64;
+  constexpr std::int64_t kTokens = 40000;  // of a rank
+  static_assert(kTokens * 8 * kWidth > std::int64_t{1} << 31);
+  static_assert(kTokens % kDistinctTokens == 0);
+  const MoeProblem few =
+      conformance::make_problem({kDistinctTokens, kWidth, 8, 16, 8}, RoutePattern::kDistinct, 41);
+  MoeProblem many = few;
+  many.shape.num_tokens = 2 * kTokens;
+  many.x = repeated(few.x, kWidth, 2 * kTokens);
+  many.ids = repeated(few.ids, 8, 2 * kTokens);
+  many.scores = repeated(few.scores, 8, 2 * kTokens);
+  std::vector<Devices> placements = {{0, 0}};
+  if (cuda::device_count() > 1) placements.push_back({0, 1});
+  for (const Devices& devices : placements) {
+    SCOPED_TRACE(name_of(devices));
+    const Config config = conformance::config_of(many, cuda_case(devices), {}, kTokens);
+    const MemoryPlan plan = plan_memory(config, 2, {.backend = BackendKind::kCuda});
+    const std::int64_t x_and_y = 2 * kTokens * kWidth * 2;
+    const std::int64_t needed_bytes =
+        (devices[0] == devices[1] ? 2 : 1) * (plan.allocated_bytes + x_and_y) +
+        (std::int64_t{1} << 30);
+    std::size_t free_bytes = 0;
+    std::size_t total_bytes = 0;
+    ASSERT_EQ(cudaMemGetInfo(&free_bytes, &total_bytes), cudaSuccess);
+    if (static_cast<std::int64_t>(free_bytes) < needed_bytes) {
+      GTEST_SKIP() << "needs " << needed_bytes << " bytes of a GPU, " << free_bytes << " are free";
+    }
+    const std::vector<BF16> y = run_cuda(many, {.devices = devices, .counts = {kTokens, kTokens}});
+    const std::vector<BF16> last(y.end() - kDistinctTokens * kWidth, y.end());
+    EXPECT_EQ(conformance::first_violation(few, last), "");
+    for (std::int64_t token = 0; token < 2 * kTokens; ++token) {
+      const auto row = y.begin() + token * kWidth;
+      const auto same = last.begin() + token % kDistinctTokens * kWidth;
+      ASSERT_TRUE(
+          std::equal(row, row + kWidth, same, [](BF16 a, BF16 b) { return a.bits == b.bits; }))
+          << "token " << token;
+    }
+  }
+}
+
 /// Weights that all experts share (a stride of 0 between experts), and strides that no tensor map
 /// takes, which the door names.
 TEST_F(CudaForward, StridesOfWeightsAreHonouredOrRefused) {

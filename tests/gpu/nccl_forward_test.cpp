@@ -9,6 +9,8 @@
 
 #include <cmath>
 #include <csignal>
+#include <functional>
+#include <thread>
 
 #include "backend/backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
@@ -53,11 +55,13 @@ std::shared_ptr<Communicator> make_group() {
 }
 
 Context make_context(const MoeProblem& problem, const std::shared_ptr<Communicator>& group,
-                     int device, milliseconds timeout = kPatience) {
+                     int device, milliseconds timeout = kPatience,
+                     const std::function<void(Config&)>& adjust = {}) {
   const int ranks = group == nullptr ? 1 : group->size();
   Config config = conformance::config_of(problem, {.backend = BackendKind::kCuda, .ranks = ranks},
                                          {}, problem.shape.num_tokens);
   config.timeout = timeout;
+  if (adjust) adjust(config);
   return Context::create(config, group, {.backend = BackendKind::kCuda, .device = device});
 }
 
@@ -139,6 +143,104 @@ TEST_F(NcclForward, ABadIdFailsOnEveryRankAndTheNextCallWorks) {
   DeviceCall next = make_call(good, counts, rank, rank);
   routed_experts(context, next.input(), next.weights(), next.y.view());
   EXPECT_NO_THROW(context.check());
+  group->barrier(kPatience);
+}
+
+// Sums of ranks instead of rows; their bits depend on P.
+TEST_F(NcclForward, CombinesPerRankWithinTheToleranceAndAlikeInEveryRun) {
+  for (const std::int64_t tokens : {20, 300}) {
+    const MoeProblem problem =
+        conformance::make_problem({tokens, 256, 72, 9, 4}, RoutePattern::kMixed, 7);
+    const TokenCounts counts = conformance::ragged_split(tokens, kRanks, 5);
+    const std::shared_ptr<Communicator> group = make_group();
+    const int rank = group->rank();
+    Context context = make_context(problem, group, rank, kPatience,
+                                   [](Config& config) { config.combine = Combine::kPerRank; });
+    DeviceCall call = make_call(problem, counts, rank, rank);
+    std::vector<BF16> first;
+    for (int run = 0; run < 3; ++run) {
+      routed_experts(context, call.input(), call.weights(), call.y.view());
+      context.check();
+      const std::vector<BF16> y = conformance::gather_rows(*group, call.y_rows(), counts, 256);
+      if (run == 0) first = y;
+      EXPECT_EQ(conformance::first_difference(first, y, 256), "");
+    }
+    EXPECT_EQ(conformance::first_violation(problem, first), "");
+    group->barrier(kPatience);
+  }
+}
+
+// A rank with a token beside one with many, and one with none: eager, then as graphs in turn.
+TEST_F(NcclForward, UnequalCallsAndTheirGraphsGiveTheBitsOfOneRank) {
+  constexpr std::int64_t kTokens = 600;
+  const MoeProblem problem =
+      conformance::make_problem({kTokens, 128, 64, 8, 4}, RoutePattern::kMixed, 9);
+  const std::shared_ptr<Communicator> group = make_group();
+  const int rank = group->rank();
+  const cuda::DeviceScope scope(rank);
+  const std::vector<BF16> all = y_of_one_rank(problem, rank);
+  Context context = make_context(problem, group, rank);
+  for (const TokenCounts& counts :
+       {TokenCounts{1, kTokens - 1}, TokenCounts{kTokens, 0}, TokenCounts{3, 2}}) {
+    MoeProblem part = problem;
+    part.shape.num_tokens = counts[0] + counts[1];
+    DeviceCall call = make_call(part, counts, rank, rank);
+    const auto begin = all.begin() + (rank == 0 ? 0 : counts[0]) * 128;
+    const std::vector<BF16> expected(begin, begin + counts[static_cast<std::size_t>(rank)] * 128);
+    routed_experts(context, call.input(), call.weights(), call.y.view());
+    context.check();
+    EXPECT_EQ(conformance::first_difference(expected, call.y_rows(), 128), "");
+    cuda::DeviceGraph graph(rank, [&](void* stream) {
+      routed_experts(context, call.input(), call.weights(), call.y.view(), {.stream = stream});
+    });
+    group->barrier(kPatience);
+    for (int replay = 0; replay < 3; ++replay) {
+      graph.replay();
+      context.check();
+      EXPECT_EQ(conformance::first_difference(expected, call.y_rows(), 128), "");
+    }
+    group->barrier(kPatience);
+  }
+}
+
+TEST_F(NcclForward, ExceededCapacityIsReportedOnBothRanksAndTheNextCallWorks) {
+  const MoeProblem fits =
+      conformance::make_problem({64, 128, 64, 8, 1}, RoutePattern::kDistinct, 10);
+  MoeProblem overflows = fits;
+  std::ranges::fill(overflows.ids, 7);  // all 64 rows to rank 1
+  const TokenCounts counts = conformance::even_split(64, kRanks);
+  const std::shared_ptr<Communicator> group = make_group();
+  const int rank = group->rank();
+  Context context = make_context(fits, group, rank, kPatience, [](Config& config) {
+    config.max_tokens = 32;
+    config.device_scratch_capacity_factor = 1.5;
+  });
+  for (int round = 0; round < 2; ++round) {
+    DeviceCall wrong = make_call(overflows, counts, rank, rank);
+    routed_experts(context, wrong.input(), wrong.weights(), wrong.y.view());
+    laws::expect_error(laws::outcome_of([&] { context.check(); }), ErrorCode::kCapacityExceeded,
+                       {"to rank 1", "64 required", "48 available"});
+    for (const BF16 value : wrong.y_rows()) EXPECT_TRUE(std::isnan(to_float(value)));
+    DeviceCall right = make_call(fits, counts, rank, rank);
+    routed_experts(context, right.input(), right.weights(), right.y.view());
+    context.check();
+    const std::vector<BF16> y = conformance::gather_rows(*group, right.y_rows(), counts, 128);
+    EXPECT_EQ(conformance::first_violation(fits, y), "");
+  }
+}
+
+TEST_F(NcclForward, ARankThatComesTooLateFailsToo) {
+  const MoeProblem problem =
+      conformance::make_problem({64, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
+  const std::shared_ptr<Communicator> group = make_group();
+  const int rank = group->rank();
+  Context context = make_context(problem, group, rank, milliseconds(500));
+  DeviceCall call = make_call(problem, conformance::even_split(64, kRanks), rank, rank);
+  if (rank == 1) std::this_thread::sleep_for(milliseconds(2000));
+  routed_experts(context, call.input(), call.weights(), call.y.view());
+  laws::expect_error(laws::outcome_of([&] { context.check(); }), ErrorCode::kPeerLost,
+                     {rank == 1 ? "gave the call up" : "rank 1 did not arrive", "call 1"});
+  for (const BF16 value : call.y_rows()) EXPECT_TRUE(std::isnan(to_float(value)));
   group->barrier(kPatience);
 }
 
