@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/kernels/expert_id.cuh"
 #include "backend/cuda/kernels/score.cuh"
 #include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/tile/tile_scheduler.cuh"
@@ -17,13 +18,6 @@ namespace distmoe::cuda {
 
 inline constexpr int kFewWarps = kGemmThreads / 32;
 inline constexpr std::int32_t kNoFewBadRoute = INT32_MAX;
-
-__device__ __forceinline__ std::int64_t load_id(const FewRowsArgs& args, int route) {
-  const std::int64_t offset =
-      route / args.top_k * args.id_token_stride + route % args.top_k * args.id_k_stride;
-  return args.ids_are_64_bit != 0 ? static_cast<const std::int64_t*>(args.ids)[offset]
-                                  : static_cast<const std::int32_t*>(args.ids)[offset];
-}
 
 /// A warp's part of the routes: contiguous, so that warps follow each other in route order.
 struct FewRowsWarpPart {
