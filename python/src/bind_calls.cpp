@@ -69,7 +69,7 @@ struct OptionArguments {
   }
 
   CallOptions options() const {
-    return {.stream = reinterpret_cast<void*>(stream),
+    return {.stream = stream_of(stream),
             .norm = norm,
             .clip_statistics = {.counts_3 = counts.view(), .limit = clip_limit}};
   }
@@ -130,8 +130,7 @@ std::shared_ptr<HeldForward> saving_forward(const ContextObject& context, nb::ha
                      const TensorView& y_TD, const CallOptions& options) {
                     return saving_routed_experts(inner, input, weights, y_TD, options);
                   });
-  return std::make_shared<HeldForward>(std::move(saved), context.shared,
-                                       reinterpret_cast<void*>(stream));
+  return std::make_shared<HeldForward>(std::move(saved), context.shared, stream_of(stream));
 }
 
 /// Which of the weights' gradients are added to what their destinations hold: True for all, or a
@@ -140,7 +139,7 @@ class Accumulation {
  public:
   explicit Accumulation(nb::handle given) {
     if (PyBool_Check(given.ptr())) {
-      for (Name& name : names_) name.is_added = given.ptr() == Py_True;
+      for (Name& name : names_) name.is_added = nb::cast<bool>(given);
       return;
     }
     for (const nb::handle item : given) add(nb::cast<std::string>(item));
@@ -198,7 +197,7 @@ void backward(const ContextObject& context, HeldForward& saved, nb::handle dy, n
   const ExpertWeights views = weights.views();
   context.run([&](Context& inner) {
     routed_experts_backward(inner, std::move(saved.saved), dy_TD.view(), views, gradients,
-                            {.stream = reinterpret_cast<void*>(stream)});
+                            {.stream = stream_of(stream)});
   });
 }
 

@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "config_argument.hpp"
 #include "context_object.hpp"
+#include "tensor_argument.hpp"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -79,7 +80,7 @@ void bind_slots(nb::class_<ContextObject>& type) {
           "discard",
           [](const ContextObject& self, HeldForward& forward, std::uintptr_t stream) {
             self.run([&](Context& context) {
-              context.discard(std::move(forward.saved), reinterpret_cast<void*>(stream));
+              context.discard(std::move(forward.saved), stream_of(stream));
             });
           },
           "saved"_a, nb::kw_only(), "stream"_a = 0,

@@ -149,6 +149,7 @@ void bind_slot_assignment(nb::module_& module) {
          const std::vector<std::pair<std::int64_t, std::int64_t>>& stages,
          std::int64_t num_microbatches, const std::string& grouping) {
         std::vector<PipelineStage> planned;
+        planned.reserve(stages.size());
         for (const auto& [stage, num_moe_layers] : stages)
           planned.push_back({stage, num_moe_layers});
         return assign_activation_slots(actions_of(actions), planned, num_microbatches,

@@ -7,11 +7,13 @@
 #include "prepared_argument.hpp"
 #include "tensor_argument.hpp"
 
-NB_MODULE(_core, module) {
-  using namespace distmoe::python;
+namespace distmoe::python {
+namespace {
+
+void bind(nanobind::module_& module) {
   // NOTE: a context that nobody closed is no leak to report: the library never prints.
   nanobind::set_leak_warnings(false);
-  module.attr("version") = distmoe::version();
+  module.attr("version") = version();
   translate_errors();
   bind_tensors(module);
   bind_prepared_weight(module);
@@ -22,3 +24,9 @@ NB_MODULE(_core, module) {
   bind_quantise(module);
   bind_saved_tensor(module);
 }
+
+}  // namespace
+}  // namespace distmoe::python
+
+// NOLINTNEXTLINE(cppcoreguidelines-pro-type-cstyle-cast): in nanobind's macro.
+NB_MODULE(_core, module) { distmoe::python::bind(module); }

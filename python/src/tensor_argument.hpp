@@ -23,6 +23,11 @@ struct Reinterpreted {
   DType dtype = DType::kBF16;
 };
 
+/// A CUDA stream by its address, which is how Python names one.
+inline void* stream_of(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 /// Raises invalid_argument for a name that no DType has.
 DType dtype_of(const std::string& name);
 
