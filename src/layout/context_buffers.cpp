@@ -111,19 +111,21 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
       cuda_publishes_scores(config, ep_size) ? align_up(checked_mul(routes, kFloatBytes)) : 0;
   add_buffer(buffers.communication, buffer_name::kIdWindow,
              checked_add(cuda_score_offset(config), score_bytes));
-  if (!per_rank) {
-    add(buffers.communication, buffer_name::kCombineWindow, routes, row_bytes);
-  } else if (ep_size > 1) {
-    add(buffers.communication, buffer_name::kCombineWindow,
-        checked_mul(config.max_tokens, cuda_sums_per_token(config, ep_size)),
-        checked_mul(config.hidden_dim, kFloatBytes));
+  // A row a route, of results or in a backward of gradients; per_rank a sum a peer.
+  const bool has_route_rows = !per_rank || !config.inference;
+  const std::int64_t route_bytes = has_route_rows ? checked_mul(routes, row_bytes) : 0;
+  const std::int64_t sum_bytes =
+      per_rank ? checked_product(config.max_tokens, cuda_sums_per_token(config, ep_size),
+                                 checked_mul(config.hidden_dim, kFloatBytes))
+               : 0;
+  if (const std::int64_t bytes = std::max(route_bytes, sum_bytes); bytes > 0) {
+    add_buffer(buffers.communication, buffer_name::kCombineWindow, align_up(bytes));
   }
 
   add(buffers.metadata, buffer_name::kRowOrigin, total_rows, std::int64_t{sizeof(RowOrigin)});
   add(buffers.metadata, buffer_name::kTokenRowAddress, total_rows, kInt64Bytes);
-  if (per_rank) {
-    add(buffers.metadata, buffer_name::kRowOfRoute, routes, kInt32Bytes);
-  } else {
+  if (per_rank) add(buffers.metadata, buffer_name::kRowOfRoute, routes, kInt32Bytes);
+  if (has_route_rows) {
     add(buffers.metadata, buffer_name::kResultRowAddress, total_rows, kInt64Bytes);
   }
   add(buffers.metadata, buffer_name::kGatherIndex, total_rows, kInt32Bytes);

@@ -43,7 +43,6 @@ TEST_P(Memory, AContextAllocatesItsPlanToTheByte) {
 
 /// A context that could save gives the bits of one that cannot.
 TEST_P(Memory, ATrainingContextComputesTheSame) {
-  if (!contract_of(GetParam()).trains) GTEST_SKIP() << "no training with this combine";
   if (GetParam().precision != Precision::kBF16) GTEST_SKIP() << "weights have tiles in training";
   const MoeProblem problem = problem_of(GetParam(), 121);
   const TokenCounts counts = even_split(20, GetParam().ranks);

@@ -57,7 +57,6 @@ BackendContract contract_of(const MoeCase& moe_case) {
   return {.host_waits = false,
           .calls_ask_the_communicator = false,
           .row_step = 8,
-          .trains = moe_case.combine == Combine::kPerRoute,
           .memory = "the memory of cuda:"};
 }
 

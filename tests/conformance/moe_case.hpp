@@ -61,7 +61,7 @@ struct BackendContract {
   /// Widths, and the beginnings of rows of x, y and weights, are multiples of as many elements; a
   /// row that begins elsewhere is `unsupported`, by name.
   std::int64_t row_step = 1;
-  bool trains = true;                  ///< with the case's combine
+  bool trains = true;                  ///< in the case's precision
   const char* memory = "host memory";  ///< where tensors must be, in messages
 };
 BackendContract contract_of(const MoeCase& moe_case);

@@ -229,7 +229,6 @@ TEST_P(Peers, AMissingCallIsReportedWithinTheTimeout) {
 
 // reports: A06
 TEST_P(Peers, AMissingBackwardIsReportedWithinTheTimeout) {
-  if (!contract_of(GetParam()).trains) GTEST_SKIP() << "no training with this combine";
   Layer layer(GetParam());
   layer.config.inference = false;
   layer.config.activation_policy = ActivationPolicy::kLean;  // for every combine

@@ -405,8 +405,6 @@ TEST_P(Saving, WhatIsDiscardedLeavesTheSlotAsItWas) {
 
 TEST_P(Saving, WhatCannotSaveSaysWhy) {
   MoeCase moe_case = GetParam();
-  MoeCase per_rank_case = moe_case;
-  per_rank_case.combine = Combine::kPerRank;
   const MoeProblem problem = problem_of(moe_case, RoutePattern::kMixed, 312);
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
@@ -417,14 +415,13 @@ TEST_P(Saving, WhatCannotSaveSaysWhy) {
     EXPECT_NO_THROW(inference.select_activation_slot(99, 99));
     expect_error(saving_outcome(inference, call), ErrorCode::kInvalidArgument,
                  {"no activation slots", "inference"});
-    if (!contract_of(per_rank_case).trains) return;
     config = slots_config(problem, moe_case, 1.0);
     config.combine = Combine::kPerRank;
     Context per_rank = make_context(config, moe_case, communicator);
     expect_error(saving_outcome(per_rank, call), ErrorCode::kUnsupported,
                  {"combine per_rank", "lean"});
     EXPECT_TRUE(call.is_y_untouched());
-    routed_experts(per_rank, call.input, call.weights, call.y_view());
+    call_experts(per_rank, call);
     config.activation_policy = ActivationPolicy::kLean;
     Context lean = make_context(config, moe_case, communicator);
     const std::vector<BF16> expected = call.y_rows();

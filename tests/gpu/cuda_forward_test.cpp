@@ -452,8 +452,6 @@ TEST_F(CudaForward, WhatTheBackendCannotDoIsRefused) {
         ErrorCode::kUnsupported, words);
   };
   expect_refused([](Config& c) { c.hidden_dim = 60; }, {"hidden_dim", "60", "8"});
-  expect_refused([](Config& c) { c.inference = false, c.combine = Combine::kPerRank; },
-                 {"combine is per_rank", "trains with per_route"});
   expect_refused([](Config& c) { c.num_experts = 300, c.top_k = 256; }, {"top_k", "256", "255"});
 }
 

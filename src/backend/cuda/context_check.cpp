@@ -10,7 +10,6 @@
 #include "backend/cuda/kernels/grad_dispatch.hpp"
 #include "core/check.hpp"
 #include "plan/capacity_rows.hpp"
-#include "plan/option_names.hpp"
 
 namespace distmoe::cuda {
 namespace {
@@ -25,12 +24,9 @@ void refuse_inside_a_capture() {
                 "created before the capture begins");
 }
 
-/// What training cannot do here yet.
+/// What training cannot do here.
 void check_training(const Config& config) {
   if (config.inference) return;
-  DISTMOE_CHECK(config.combine == Combine::kPerRoute, kUnsupported, "combine is ",
-                option_name(config.combine),
-                "; the CUDA backend of this version trains with per_route");
   DISTMOE_CHECK(fits_grad_dispatch(config.hidden_dim * 2), kUnsupported, "hidden_dim is ",
                 config.hidden_dim,
                 "; to train, the CUDA backend keeps a row in the memory of an SM");

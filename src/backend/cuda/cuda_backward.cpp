@@ -96,8 +96,11 @@ void CudaBackend::carve_backward(const BackwardCall& call) {
        .gather_index = metadata_.gather_index,
        .token_row_address = metadata_.token_row_address,
        .gather_buffer = activations_at(scratch_.grad_h3),
-       .result_row_address = setup_.size == 1 ? metadata_.result_row_address : nullptr,
+       .result_row_address =
+           setup_.size == 1 || combines_per_rank() ? metadata_.result_row_address : nullptr,
        .results = memory_.address(buffer_name::kCombineWindow),
+       .windows = combines_per_rank() ? memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows)
+                                      : nullptr,
        .row_bytes = setup_.config.hidden_dim * 2,
        .limits = route_limits(),
        .is_backward = 1,
@@ -304,7 +307,7 @@ void CudaBackend::w13_dgrad_scatter(const BackwardCall& call) {
     GroupedGemmArgs args = backward_args(Product::kW13Dgrad);
     args.tokens = {.base = activations_at(scratch_.h1),
                    .stride_bytes = 4 * config.intermediate_dim};
-    args.result = result_rows();
+    args.result = {.address = metadata_.result_row_address};
     args.m = static_cast<std::int32_t>(config.hidden_dim);
     args.k = static_cast<std::int32_t>(config.intermediate_dim);
     CUtensorMap map;

@@ -45,7 +45,9 @@ __global__ void list_rows(const __grid_constant__ ListRowsArgs args) {
       atomicMax(&args.frame->num_gather_rows, static_cast<std::int32_t>(gathered) + 1);
     }
     if (args.result_row_address != nullptr) {
-      args.result_row_address[row] = results + (token * args.top_k + origin.k) * args.row_bytes;
+      const std::uint64_t owner =
+          args.windows != nullptr ? args.windows[origin.source].combine : results;
+      args.result_row_address[row] = owner + (token * args.top_k + origin.k) * args.row_bytes;
     }
     if (!places) continue;
     args.token_row_address[row] = is_own ? args.training->kept_x + token * args.row_bytes

@@ -41,10 +41,12 @@ struct ListRowsArgs {
   std::uint64_t* token_row_address = nullptr;
   std::uint64_t gather_buffer = 0;
   /// A single rank: where W2, or W13's DGRAD, stores the row: in the slot's h3 where a forward
-  /// keeps it, else in `results`.
+  /// keeps it, else in `results`. A backward with combine per_rank: where W13's DGRAD stores it, in
+  /// the combine window of the owner.
   std::uint64_t* result_row_address = nullptr;
-  std::uint64_t results = 0;   ///< BF16 [T, K, D]
-  std::int64_t row_bytes = 0;  ///< 2 * D
+  std::uint64_t results = 0;             ///< BF16 [T, K, D]
+  const PeerWindows* windows = nullptr;  ///< [P], instead of `results`
+  std::int64_t row_bytes = 0;            ///< 2 * D
   RouteLimits limits;
   std::int32_t is_backward = 0;
   std::int32_t rank = 0;
