@@ -37,13 +37,15 @@ MoeProblem problem_with_biases(std::uint64_t seed) {
 }
 
 /// y of all ranks in an inference context; `gamma_at` gives the norm its gamma.
-std::vector<BF16> forward(const MoeProblem& problem, const MoeCase& moe_case, CallOptions options,
+std::vector<BF16> forward(const MoeProblem& problem, const MoeCase& moe_case,
+                          const CallOptions& call_options,
                           const PackedTensor::ValueAt& gamma_at = {}) {
   const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
   const Config config = config_of(problem, moe_case, {}, counts.back());
   std::vector<BF16> y;
   std::mutex mutex;
-  run_group(moe_case, [&, options](const std::shared_ptr<Communicator>& communicator) mutable {
+  run_group(moe_case, [&](const std::shared_ptr<Communicator>& communicator) {
+    CallOptions options = call_options;
     Context context = make_context(config, moe_case, communicator);
     const RankCall call = pack_rank(problem, {}, counts, communicator->rank());
     const PlacedTensor gamma(context, DType::kBF16, {problem.shape.hidden_dim}, gamma_at);

@@ -285,13 +285,18 @@ TEST_F(NcclForward, AnotherDeviceThanTheCommunicatorsIsRefusedOnEveryRank) {
 }
 
 // A rank that is there but does not make the call: nothing but the device can notice.
-TEST_F(NcclForward, ARankThatDoesNotCallIsNamedAndClosingWaitsForNobody) {
+// Rank 1 calls nothing, and closes its context after rank 0's call has failed or at once.
+class NcclAbsentRank : public NcclForward, public testing::WithParamInterface<bool> {};
+
+TEST_P(NcclAbsentRank, IsNamedAndClosingWaitsForNobody) {
+  const bool closes_at_once = GetParam();
+  const milliseconds timeout = closes_at_once ? milliseconds(kPatience) : milliseconds(1000);
   const MoeProblem problem =
       conformance::make_problem({64, 128, 64, 8, 2}, RoutePattern::kDistinct, 6);
   const TokenCounts counts = conformance::even_split(64, kRanks);
   const std::shared_ptr<Communicator> group = make_group();
   const int rank = group->rank();
-  Context context = make_context(problem, group, rank, milliseconds(1000));
+  Context context = make_context(problem, group, rank, timeout);
   if (rank == 0) {
     DeviceCall call = make_call(problem, counts, rank, rank);
     const auto outcome = laws::outcome_of([&] {
@@ -299,13 +304,19 @@ TEST_F(NcclForward, ARankThatDoesNotCallIsNamedAndClosingWaitsForNobody) {
       context.check();
     });
     laws::expect_error(outcome, ErrorCode::kPeerLost, {"rank 1"});
-    EXPECT_GE(outcome.seconds, 0.9);
+    if (!closes_at_once) {
+      EXPECT_GE(outcome.seconds, 0.9);
+    }
     EXPECT_LT(outcome.seconds, 3.0);
   }
+  if (!closes_at_once) group->barrier(kPatience);
   const auto closing = laws::outcome_of([&] { context.close(); });
   EXPECT_LT(closing.seconds, 2.0);
   group->barrier(kPatience);
 }
+
+INSTANTIATE_TEST_SUITE_P(ClosesAtOnce, NcclAbsentRank, testing::Bool(),
+                         testing::PrintToStringParamName());
 
 // Rank 1 stops or dies between two calls; what it leaves open ends with the process.
 class NcclLostRank : public NcclForward {
