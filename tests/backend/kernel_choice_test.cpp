@@ -222,14 +222,18 @@ TEST(KernelChoice, PublishingAndRoutingJoinWhereOneBlockCanRoute) {
   inputs.num_ranks = 4;
   EXPECT_TRUE(joins_publish_and_route(inputs, 256));
   inputs.num_ranks = 8;
+  EXPECT_TRUE(joins_publish_and_route(inputs, 256));  // 66 KB of ids
+  inputs.top_k = 16;
   EXPECT_TRUE(joins_publish_and_route(inputs, 128));
-  EXPECT_FALSE(joins_publish_and_route(inputs, 256));  // 66 KB of ids
+  EXPECT_FALSE(joins_publish_and_route(inputs, 256));
+  inputs.top_k = 8;
   inputs.num_ranks = 9;
   EXPECT_FALSE(joins_publish_and_route(inputs, 1));
   inputs.num_ranks = 2;
-  inputs.num_experts = 4096;
-  EXPECT_TRUE(joins_publish_and_route(inputs, 64));
-  EXPECT_FALSE(joins_publish_and_route(inputs, 256));  // 32 KB of counts, 16 KB of ids
+  inputs.num_experts = 512;
+  EXPECT_TRUE(joins_publish_and_route(inputs, 256));
+  inputs.num_experts = 1024;
+  EXPECT_FALSE(joins_publish_and_route(inputs, 1));  // 128 KB of groups and counts
 }
 
 TEST(KernelChoice, CombineMeetsPeersWhereItsBlocksLeaveRoomForWhatPeersWaitFor) {

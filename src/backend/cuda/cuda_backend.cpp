@@ -133,18 +133,24 @@ std::uint64_t CudaBackend::timeout_ns() const {
 
 bool CudaBackend::combines_per_rank() const { return setup_.config.combine == Combine::kPerRank; }
 
-void CudaBackend::send_rank_sums(cudaStream_t stream) {
+void CudaBackend::send_rank_sums(const ForwardCall& call) {
   if (!combines_per_rank() || setup_.size == 1) return;
   const SumTables sums = sum_tables();
   DISTMOE_CUDA_CHECK(
       launch_rank_sums({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                        .h3 = h3(),
+                        .h3 = summed_rows(call),
                         .address = sums.address,
                         .rows = sums.rows,
                         .scores = sums.scores,
                         .top_k = static_cast<std::int32_t>(setup_.config.top_k),
                         .hidden_dim = static_cast<std::int32_t>(setup_.config.hidden_dim)},
-                       choice_.rank_sum_blocks, stream));
+                       choice_.rank_sum_blocks, stream_of(call)));
+}
+
+RowTable CudaBackend::summed_rows(const ForwardCall& call) const {
+  // The experts of an exchange return their rows as they are.
+  if (call.exchanges_rows) return {.address = metadata_.token_row_address};
+  return h3_rows();
 }
 
 RowTable CudaBackend::result_rows() const {
@@ -214,20 +220,8 @@ void CudaBackend::w2_scatter(const ForwardCall& call) {
     DISTMOE_CUDA_CHECK(launch_w2_scatter(args, w2_map(call.experts, {}), choice_.persistent_blocks,
                                          stream_of(call)));
   }
-  send_rank_sums(stream_of(call));
+  send_rank_sums(call);
   meet_before_combine(call);
-}
-
-std::uint64_t CudaBackend::gather_buffer(const ForwardCall& call) const {
-  if (!call.exchanges_rows || !combines_per_rank()) return gather_buffer_;
-  const LayerRegions regions =
-      LayerBytes<>{layer_dims(setup_.config)}.scratch_regions(capacity_rows_);
-  const std::int64_t most_rows =
-      std::min(capacity_rows_, (setup_.size - 1) * setup_.config.max_tokens);
-  DISTMOE_CHECK(most_rows * setup_.config.hidden_dim * 2 <= regions.h1 + regions.h2, kUnsupported,
-                "an exchange with combine per_rank needs room for ", most_rows,
-                " peers' rows of x where h1 and h2 lie: give it a larger intermediate_dim");
-  return h2_;  // which h1 follows
 }
 
 void CudaBackend::copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to,
@@ -244,22 +238,18 @@ void CudaBackend::dispatch_rows(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
   if (setup_.size > 1) {
     copy_rows(CopiedRows::kGathered, {.address = metadata_.gather_source},
-              {.base = gather_buffer(call), .stride_bytes = setup_.config.hidden_dim * 2},
+              {.base = gather_buffer_, .stride_bytes = setup_.config.hidden_dim * 2},
               stream_of(call));
   }
-  // What the experts would have left in this rank's memory.
-  if (combines_per_rank()) copy_to_results(call);
-}
-
-void CudaBackend::copy_to_results(const ForwardCall& call) {
-  copy_rows(CopiedRows::kRouted, {.address = metadata_.token_row_address}, result_rows(),
-            stream_of(call));
 }
 
 void CudaBackend::return_rows(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
-  if (!combines_per_rank()) copy_to_results(call);
-  send_rank_sums(stream_of(call));
+  if (!combines_per_rank()) {
+    copy_rows(CopiedRows::kRouted, {.address = metadata_.token_row_address}, result_rows(),
+              stream_of(call));
+  }
+  send_rank_sums(call);
   meet_before_combine(call);
 }
 
@@ -284,7 +274,7 @@ void CudaBackend::combine(const ForwardCall& call) {
       .y_stride_bytes = row_stride_bytes(call.y_TD),
       .norm = norm_args(call.norm),
       .row_of_route = sum_tables().row_of_route,
-      .h3 = h3(),
+      .h3 = summed_rows(call),
       .sums_per_token = static_cast<std::int32_t>(cuda_sums_per_token(setup_.config, setup_.size)),
       .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
       .num_ranks = setup_.size,

@@ -153,10 +153,6 @@ class CudaBackend final : public Backend {
   CUtensorMap w13_map(const ExpertMatrices& experts, const WeightBox& box) const;
   CUtensorMap w2_map(const ExpertMatrices& experts, const WeightBox& box) const;
   RowTable h2_rows() const;
-  /// Where peers' rows arrive; in an exchange with combine per_rank beside h3.
-  std::uint64_t gather_buffer(const ForwardCall& call) const;
-  /// A row for every route, to where W2 would store its result.
-  void copy_to_results(const ForwardCall& call);
   void copy_rows(CopiedRows rows, const RowTable& from, const RowTable& to, cudaStream_t stream);
   RowTable h3_rows() const;
   W13Layout w13_layout(const ExpertMatrices& experts) const;
@@ -172,7 +168,9 @@ class CudaBackend final : public Backend {
   /// Where the peers read this rank's scores; 0 where they do not.
   std::uint64_t score_window() const;
   SumTables sum_tables() const;
-  void send_rank_sums(cudaStream_t stream);
+  void send_rank_sums(const ForwardCall& call);
+  /// What combine per_rank sums: a row for every route of this rank.
+  RowTable summed_rows(const ForwardCall& call) const;
   ClipArgs clip_args(const ForwardCall& call) const;
   void w13_with_clip_statistics(const ForwardCall& call, GroupedGemmArgs args,
                                 const CUtensorMap& map);

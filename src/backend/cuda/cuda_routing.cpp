@@ -9,6 +9,7 @@
 #include "backend/cuda/select/launch_shapes.hpp"
 #include "comm/agreement.hpp"
 #include "layout/context_buffers.hpp"
+#include "plan/expert_partition.hpp"
 
 namespace distmoe::cuda {
 
@@ -93,7 +94,7 @@ RouteArgs CudaBackend::route_args(const ForwardCall& call) const {
           .sums = sum_tables(),
           .x = address_of(call.x_TD),
           .x_stride_bytes = row_stride_bytes(call.x_TD),
-          .gather_buffer = gather_buffer(call),
+          .gather_buffer = gather_buffer_,
           .row_bytes = setup_.config.hidden_dim * 2,
           .capacity_rows = capacity_rows_,
           .gather_rows = gather_rows(),
@@ -101,6 +102,9 @@ RouteArgs CudaBackend::route_args(const ForwardCall& call) const {
           .num_ranks = setup_.size,
           .top_k = static_cast<std::int32_t>(setup_.config.top_k),
           .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
+          .first_local_expert = static_cast<std::int32_t>(
+              first_expert(setup_.config.num_experts, setup_.size, setup_.rank)),
+          .num_local_experts = static_cast<std::int32_t>(num_local()),
           .chunks_per_rank =
               static_cast<std::int32_t>(route_chunks_per_rank(setup_.config.max_tokens))};
 }

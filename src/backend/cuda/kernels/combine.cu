@@ -26,7 +26,12 @@ namespace {
 constexpr int kColumns = 8;
 constexpr std::uint32_t kTwoNaNs = 0x7FFF7FFFu;
 
-__device__ void keep_first_fault(const CombineArgs& args) {
+/// Fills a token's y of a failed call, and keeps its fault.
+__device__ void fail(const CombineArgs& args, uint4* y, int num_vectors) {
+  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
+       vector += static_cast<int>(blockDim.x)) {
+    y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};
+  }
   if (blockIdx.x == 0 && threadIdx.x == 0) keep_first_fault(*args.state, *args.frame);
 }
 
@@ -64,7 +69,8 @@ __device__ void find_rstd(const CombineArgs& args, const std::int32_t* ids, cons
                           float* rstd) {
   const int num_vectors = args.hidden_dim / kColumns;
   const int lane = static_cast<int>(threadIdx.x % 32);
-  for (int k = static_cast<int>(threadIdx.x / 32); k < args.top_k; k += kCombineThreads / 32) {
+  for (int k = static_cast<int>(threadIdx.x / 32); k < args.top_k;
+       k += static_cast<int>(blockDim.x / 32)) {
     if (ids[k] < 0) continue;
     const float value = inverse_rms(&rows[static_cast<std::int64_t>(k) * num_vectors], num_vectors,
                                     args.norm.eps, lane);
@@ -74,39 +80,35 @@ __device__ void find_rstd(const CombineArgs& args, const std::int32_t* ids, cons
 }
 
 template <typename Sums>
-__global__ void combine(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(kMostCombineThreads) combine(const __grid_constant__ CombineArgs args) {
   extern __shared__ float scores[];  // [K], then the ids [K], then with a norm rstd [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
   auto* rstd = reinterpret_cast<float*>(ids + args.top_k);
+  if (args.meets_peers != 0) fetch_windows(args.meeting);
   ptx::wait_for_earlier_kernels();
   const std::int64_t token = blockIdx.x;
-  for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
+  const int num_threads = static_cast<int>(blockDim.x);
+  for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += num_threads) {
     ids[k] = args.ids[token * args.top_k + k];
     scores[k] = load_score(args, token, k);
   }
   meet_peers_first(args);
-  keep_first_fault(args);
   __syncthreads();
-  const bool failed = args.frame->failed != 0;
   auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
   const int num_vectors = args.hidden_dim / kColumns;
+  if (args.frame->failed != 0) return fail(args, y, num_vectors);
   const std::uint64_t kept = args.results_at != nullptr ? *args.results_at : 0;
   const auto* rows = reinterpret_cast<const uint4*>(kept != 0 ? kept : args.results) +
                      token * args.top_k * num_vectors;
   constexpr bool kIsNormed = !std::is_same_v<Sums, ScaledSums>;
-  if (kIsNormed && !failed) find_rstd(args, ids, rows, rstd);
-  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
-       vector += kCombineThreads) {
-    if (failed) {
-      y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};
-      continue;
-    }
+  if (kIsNormed) find_rstd(args, ids, rows, rstd);
+  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors; vector += num_threads) {
     Sums sums(args.norm, vector * kColumns);
 #pragma unroll 4
     for (int k = 0; k < args.top_k; ++k) {
       if (ids[k] < 0) continue;
-      sums.add(unpack(__ldcs(&rows[static_cast<std::int64_t>(k) * num_vectors + vector])),
-               scores[k], kIsNormed ? rstd[k] : 1.0f);
+      sums.add(unpack(__ldcs(&rows[std::int64_t{k} * num_vectors + vector])), scores[k],
+               kIsNormed ? rstd[k] : 1.0f);
     }
     y[vector] = vector_of(round_columns(sums.sums()));
   }
@@ -114,25 +116,25 @@ __global__ void combine(const __grid_constant__ CombineArgs args) {
 
 /// A token of this rank with combine per_rank, in shared memory.
 struct RankedToken {
+  std::uint64_t* h3;    ///< [K] addresses of this rank's rows, 0: another's or none
   float* scores;        ///< [K]
-  std::int32_t* rows;   ///< [K] of this rank's routes, -1: another's or none
   std::int32_t* owner;  ///< [K] rank that computes the route, -1: none
   std::int32_t* ranks;  ///< [K] that have a route, ascending; then how many
 
-  __device__ RankedToken(float* storage, int top_k)
-      : scores(storage),
-        rows(reinterpret_cast<std::int32_t*>(storage + top_k)),
-        owner(rows + top_k),
+  __device__ RankedToken(std::uint64_t* storage, int top_k)
+      : h3(storage),
+        scores(reinterpret_cast<float*>(storage + top_k)),
+        owner(reinterpret_cast<std::int32_t*>(scores + top_k)),
         ranks(owner + top_k) {}
 
   __device__ void load(const CombineArgs& args, std::int64_t token) const {
-    for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += kCombineThreads) {
+    for (int k = static_cast<int>(threadIdx.x); k < args.top_k; k += static_cast<int>(blockDim.x)) {
       const std::int64_t route = token * args.top_k + k;
       const std::int32_t id = args.ids[route];
       owner[k] =
           id < 0 ? -1
                  : static_cast<std::int32_t>(expert_owner(args.num_experts, args.num_ranks, id));
-      rows[k] = owner[k] == args.rank ? args.row_of_route[route] : -1;
+      h3[k] = owner[k] == args.rank ? row_address(args.h3, args.row_of_route[route]) : 0;
       scores[k] = load_score(args, token, k);
     }
     __syncthreads();
@@ -159,30 +161,26 @@ struct RankedToken {
 /// 16 bytes each, of kColumns FP32.
 constexpr int kFloatVectors = kColumns / 4;
 
-__global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
-  extern __shared__ float storage[];
+__global__ void __launch_bounds__(kMostCombineThreads)
+    combine_ranks(const __grid_constant__ CombineArgs args) {
+  extern __shared__ std::uint64_t storage[];
+  if (args.meets_peers != 0) fetch_windows(args.meeting);
   ptx::wait_for_earlier_kernels();
-  meet_peers_first(args);
-  keep_first_fault(args);
   const std::int64_t token = blockIdx.x;
+  const int num_threads = static_cast<int>(blockDim.x);
   const int num_vectors = args.hidden_dim / kColumns;
   auto* y = reinterpret_cast<uint4*>(args.y + token * args.y_stride_bytes);
-  // A failed call has no rows.
-  if (args.frame->failed != 0) {
-    for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
-         vector += kCombineThreads) {
-      y[vector] = {kTwoNaNs, kTwoNaNs, kTwoNaNs, kTwoNaNs};
-    }
-    return;
-  }
   const RankedToken routes(storage, args.top_k);
-  routes.load(args, token);
+  // A call that fails in the meeting, later, may do so while blocks are here.
+  if (__syncthreads_or(args.frame->failed) == 0) routes.load(args, token);
+  meet_peers_first(args);
+  __syncthreads();
+  // A failed call has no rows.
+  if (args.frame->failed != 0) return fail(args, y, num_vectors);
   const int num_ranks = routes.ranks[args.top_k];
-  const auto* h3 = reinterpret_cast<const uint4*>(args.h3);
   const auto* peers_sums = reinterpret_cast<const float4*>(args.results) +
                            token * args.sums_per_token * num_vectors * kFloatVectors;
-  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors;
-       vector += kCombineThreads) {
+  for (int vector = static_cast<int>(threadIdx.x); vector < num_vectors; vector += num_threads) {
     float sums[kColumns] = {};
     const float4* next = &peers_sums[vector * kFloatVectors];
     for (int place = 0; place < num_ranks; ++place) {
@@ -190,8 +188,8 @@ __global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
       if (routes.ranks[place] == args.rank) {
 #pragma unroll 4
         for (int k = 0; k < args.top_k; ++k) {
-          if (routes.rows[k] < 0) continue;
-          add_scaled(unpack(__ldcs(&h3[std::int64_t{routes.rows[k]} * num_vectors + vector])),
+          if (routes.h3[k] == 0) continue;
+          add_scaled(unpack(__ldcs(reinterpret_cast<const uint4*>(routes.h3[k]) + vector)),
                      routes.scores[k], part);
         }
       } else {
@@ -211,7 +209,7 @@ __global__ void combine_ranks(const __grid_constant__ CombineArgs args) {
 /// The rest of a call without tokens.
 __global__ void keep_fault(const __grid_constant__ CombineArgs args) {
   ptx::wait_for_earlier_kernels();
-  keep_first_fault(args);
+  keep_first_fault(*args.state, *args.frame);
 }
 
 }  // namespace
@@ -224,10 +222,12 @@ cudaError_t prepare_combine() {
 cudaError_t launch_combine(const CombineArgs& args, cudaStream_t stream) {
   if (args.num_tokens == 0) return launch_early(keep_fault, kSingleThreadLaunch, stream, args);
   if (args.row_of_route != nullptr) {
-    return launch_early(combine_ranks, combine_ranks_launch(args.num_tokens, args.top_k), stream,
+    return launch_early(combine_ranks,
+                        combine_ranks_launch(args.num_tokens, args.top_k, args.hidden_dim), stream,
                         args);
   }
-  const LaunchShape shape = combine_launch(args.num_tokens, args.top_k, args.norm.is_given != 0);
+  const LaunchShape shape =
+      combine_launch(args.num_tokens, args.top_k, args.hidden_dim, args.norm.is_given != 0);
   if (args.norm.is_given != 0) {
     return launch_early(combine<NormedSums<kColumns>>, shape, stream, args);
   }

@@ -8,6 +8,7 @@
 #include "backend/cuda/kernels/call_state.hpp"
 #include "backend/cuda/kernels/norm_args.hpp"
 #include "backend/cuda/kernels/peer_barrier.hpp"
+#include "backend/cuda/row_table.hpp"
 
 namespace distmoe::cuda {
 
@@ -30,7 +31,7 @@ struct CombineArgs {
   NormArgs norm{};  ///< of combine per_route
   // Combine per_rank.
   const std::int32_t* row_of_route = nullptr;  ///< [T, K] of this rank's experts; null: per_route
-  std::uint64_t h3 = 0;                        ///< BF16 [R, D], this rank's rows
+  RowTable h3{};                               ///< BF16 [R, D], this rank's rows
   std::int32_t sums_per_token = 0;             ///< room in `results`
   std::int32_t num_experts = 0;
   std::int32_t num_ranks = 1;

@@ -14,6 +14,7 @@ namespace {
 
 __global__ void __launch_bounds__(kCopyRowsThreads)
     copy_rows(const __grid_constant__ CopyRowsArgs args) {
+  ptx::let_next_kernel_start();
   ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
   const std::int64_t num_rows =

@@ -40,6 +40,11 @@ __device__ inline const std::uint32_t* word_of(const PeerBarrierArgs& args, int 
   return &flags[peer * kNumBarriers + static_cast<std::int64_t>(args.barrier)];
 }
 
+/// Brings the peers' addresses near, which a later meeting asks for when nothing hides its loads.
+__device__ inline void fetch_windows(const PeerBarrierArgs& args) {
+  if (static_cast<int>(threadIdx.x) < args.num_ranks) ptx::prefetch(&args.windows[threadIdx.x]);
+}
+
 /// By one thread.
 __device__ inline Meeting begin_meeting(const PeerBarrierArgs& args) {
   std::uint32_t& count = args.state->barrier_epoch[static_cast<std::int64_t>(args.barrier)];
@@ -133,8 +138,8 @@ __device__ inline void meet_peers(const PeerBarrierArgs& args) {
   const bool is_known = args.state->lost.kind != FaultKind::kNone;
   if (is_known && args.part != BarrierPart::kLeave) return;
   if (threadIdx.x == 0) meeting = begin_meeting(args);
-  // The fence orders what this block has seen, all earlier kernels' writes too, before the flags.
-  __threadfence_system();
+  // NOTE: what the block has seen, all earlier kernels' writes too, comes before the flags: a
+  // release covers what its thread has met at the barrier of the block.
   __syncthreads();
   if (meeting.lost == FaultKind::kNone) {
     if (args.part != BarrierPart::kWait) signal_peers(args, meeting);

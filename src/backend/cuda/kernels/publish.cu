@@ -23,7 +23,7 @@ __global__ void publish(const __grid_constant__ PublishArgs args) {
   const PublishingThreads threads = {
       static_cast<std::int64_t>(blockIdx.x) * kPublishThreads + threadIdx.x,
       static_cast<std::int64_t>(gridDim.x) * kPublishThreads};
-  publish_ids(args, threads);
+  publish_ids(args, threads, &header_of(args)->bad_route);
   publish_scores(args, threads);
   publish_x(args, threads);
 }

@@ -11,11 +11,11 @@
 // share a device.
 #include "backend/cuda/kernels/publish_route.hpp"
 
+#include "backend/cuda/kernels/joined_routing.cuh"
 #include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/peer_meeting.cuh"
 #include "backend/cuda/kernels/publishing.cuh"
-#include "backend/cuda/kernels/routing.cuh"
 #include "backend/cuda/ptx/flag.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
@@ -23,18 +23,50 @@
 namespace distmoe::cuda {
 namespace {
 
-static_assert(kRouteChunkThreads == kPublishThreads);
+/// Whether this rank has lost a peer. NOTE: read by one thread, since a host that leaves may change
+/// it meanwhile. By the whole block.
+__device__ bool is_lost(const CallState& state) {
+  __shared__ bool is_lost;
+  if (threadIdx.x == 0) is_lost = state.lost.kind != FaultKind::kNone;
+  __syncthreads();
+  return is_lost;
+}
 
-/// Block 0's part. All of its threads return when the ids are published.
-__device__ void begin_and_publish_ids(const PublishArgs& args, bool is_lost) {
-  const PublishingThreads threads = {threadIdx.x, kPublishThreads};
-  if (threadIdx.x == 0) begin_call(args);
-  if (is_lost) return;
-  publish_scores(args, threads);
+/// Block 0's part. All of its threads return when the ids are published. What a thread publishes
+/// first is on its way while the block asks whether it may, and the header comes last, so that
+/// nothing waits for a load of what was stored.
+__device__ void begin_and_publish_ids(const PublishArgs& args) {
+  __shared__ std::int64_t bad_route;
+  const std::int64_t route = threadIdx.x;
+  const PublishingThreads others = {route + kJoinedThreads, kJoinedThreads};
+  const bool has_route = route < num_routes(args);
+  const bool has_score = has_route && args.scores_window != 0;
+  const std::int64_t id = has_route ? load_id(args, route) : 0;
+  const float score = has_score ? load_score(args, route) : 0.0f;
+  if (threadIdx.x == 0) bad_route = kNoBadRoute;
+  const bool is_silent = is_lost(*args.state);
+  if (threadIdx.x == 0) *args.frame = next_frame(*args.state, false, args.rank);
+  if (is_silent) return;
+  if (has_score) reinterpret_cast<float*>(args.scores_window)[route] = score;
+  if (has_route) publish_id(args, route, id, &bad_route);
+  publish_scores(args, others);
+  publish_ids(args, others, &bad_route);
   __syncthreads();
-  publish_ids(args, threads);
-  __syncthreads();
-  if (threadIdx.x == 0) note_bad_id(args);
+  if (threadIdx.x != 0) return;
+  const std::int64_t bad_id = bad_route == kNoBadRoute ? 0 : load_id(args, bad_route);
+  *header_of(args) = {args.num_tokens, bad_route, bad_id};
+}
+
+/// The other blocks' part, likewise.
+__device__ void publish_x(const PublishArgs& args) {
+  const std::int64_t vector =
+      (static_cast<std::int64_t>(blockIdx.x) - 1) * kJoinedThreads + threadIdx.x;
+  const std::int64_t step = (static_cast<std::int64_t>(gridDim.x) - 1) * kJoinedThreads;
+  const bool has_vector = vector < num_vectors(args);
+  const uint4 value = has_vector ? load_vector(args, vector) : uint4{};
+  if (is_lost(*args.state)) return;
+  if (has_vector) reinterpret_cast<uint4*>(args.x_window)[vector] = value;
+  publish_x(args, {vector + step, step});
 }
 
 /// Whether all other blocks have done their parts, whose writes are then visible to this one. By
@@ -50,64 +82,87 @@ __device__ bool is_last_block(CallState& state) {
   return is_last;
 }
 
-/// Copies every rank's header and ids to `copies`, shared memory. By the whole block.
-__device__ PublishedIds copy_published(const PublishRouteArgs& args, std::uint32_t* copies) {
-  const int num_words =
-      (args.max_tokens * args.route.top_k) + static_cast<int>(sizeof(PublishedHeader) / 4);
-  const int copy_bytes = published_copy_bytes(args.max_tokens, args.route.top_k);
-  const int stride = copy_bytes / 4;
-  const int all_words = args.route.num_ranks * num_words;
+/// Sizes of the routing as the launch knows them.
+__device__ PublishRouteSizes sizes_of(const PublishRouteArgs& args) {
+  return {.num_ranks = args.route.num_ranks,
+          .max_tokens = args.max_tokens,
+          .top_k = args.route.top_k,
+          .num_experts = args.route.num_experts,
+          .num_local_experts = LocalExperts(args.route).count,
+          .has_scores = combines_per_rank(args.route)};
+}
+
+/// Copies what every rank published to `copies`, shared memory. By the whole block.
+__device__ PublishedIds copy_published(const PublishRouteArgs& args, unsigned char* copies) {
+  const int copy_bytes = published_copy_bytes(sizes_of(args));
+  const int num_vectors = copy_bytes / static_cast<int>(sizeof(uint4));
+  const int all_vectors = args.route.num_ranks * num_vectors;
   // NOTE: loads of a thread are in flight together, so that all take one round trip of the link.
-#pragma unroll 8
-  for (int i = static_cast<int>(threadIdx.x); i < all_words; i += kPublishThreads) {
-    const int rank = i / num_words;
-    const int word = i % num_words;
-    copies[rank * stride + word] =
-        __ldcg(reinterpret_cast<const std::uint32_t*>(args.route.windows[rank].ids) + word);
+#pragma unroll 4
+  for (int i = static_cast<int>(threadIdx.x); i < all_vectors; i += kJoinedThreads) {
+    const int rank = i / num_vectors;
+    const int vector = i - rank * num_vectors;
+    reinterpret_cast<uint4*>(copies)[i] =
+        __ldcg(reinterpret_cast<const uint4*>(args.route.windows[rank].ids) + vector);
   }
   __syncthreads();
-  return {reinterpret_cast<const unsigned char*>(copies), copy_bytes};
+  return {copies, copy_bytes};
 }
 
-/// What the last block keeps in shared memory; passes follow each other.
-union RoutingStorage {
-  RouteScan<kPublishThreads> scan;
-  PlaceStorage place;
-};
+/// Writes to `moved` the arguments of the routing with frame and tables in shared memory, where it
+/// looks at them many times, each time in a few cycles instead of a round trip to L2. They lie there
+/// themselves: a copy in registers would spill. By one thread.
+__device__ void move_to_shared_memory(const RouteArgs& args, unsigned char* shared,
+                                      const PublishRouteLayout& layout, CallFrame& frame,
+                                      RouteArgs& moved) {
+  moved = args;
+  moved.frame = &frame;
+  moved.groups = reinterpret_cast<TileGroup*>(shared + layout.groups);
+  moved.rows_per_rank = reinterpret_cast<std::int64_t*>(shared + layout.rows_per_rank);
+  moved.rows_per_expert = reinterpret_cast<std::int64_t*>(shared + layout.rows_per_expert);
+  moved.chunk_counts = reinterpret_cast<std::int32_t*>(shared + layout.chunk_counts);
+  moved.expert_begin = reinterpret_cast<std::int32_t*>(shared + layout.expert_begin);
+}
 
-/// The three passes. By the whole block.
-__device__ void route(const RouteArgs& args, const PublishedIds& published, RoutingStorage& shared,
-                      unsigned char* counts) {
-  for (int chunk = 0; chunk < args.num_ranks; ++chunk) {
-    count_chunk(args, Chunk(args, published, chunk), reinterpret_cast<std::int32_t*>(counts));
-    __syncthreads();
-  }
-  scan_counts(args, published, shared.scan);
-  __syncthreads();
-  if (args.frame->failed != 0) return;
-  for (int chunk = 0; chunk < args.num_ranks; ++chunk) {
-    place_chunk(args, Chunk(args, published, chunk), shared.place,
-                reinterpret_cast<std::uint16_t*>(counts));
-    __syncthreads();
+/// By the whole block.
+template <typename Element>
+__device__ void copy_table(Element* to, const Element* from, int count) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kJoinedThreads) to[i] = from[i];
+}
+
+__device__ void copy_frame(CallFrame& to, const CallFrame& from) {
+  static_assert(sizeof(CallFrame) % sizeof(std::uint32_t) == 0);
+  copy_table(reinterpret_cast<std::uint32_t*>(&to), reinterpret_cast<const std::uint32_t*>(&from),
+             static_cast<int>(sizeof(CallFrame) / sizeof(std::uint32_t)));
+}
+
+/// Shows later kernels and the host what was routed.
+__device__ void copy_out(const RouteArgs& from, const RouteArgs& to) {
+  copy_frame(*to.frame, *from.frame);
+  copy_table(to.rows_per_rank, from.rows_per_rank, to.num_ranks);
+  copy_table(to.rows_per_expert, from.rows_per_expert, to.num_experts);
+  if (from.frame->failed != 0) return;
+  const LocalExperts local(to);
+  copy_table(to.expert_begin, from.expert_begin, local.count + 1);
+  for (const Product product : {Product::kW13, Product::kW2}) {
+    copy_table(groups_of(to.groups, product, local.count, to.num_ranks),
+               groups_of(from.groups, product, local.count, to.num_ranks),
+               from.frame->counts[static_cast<int>(product)].num_groups);
   }
 }
 
-__global__ void __launch_bounds__(kPublishThreads, 1)
+__global__ void __launch_bounds__(kJoinedThreads, 1)
     publish_route(const __grid_constant__ PublishRouteArgs args) {
-  // As publish_route_shared() says: the copies, then the counts.
-  extern __shared__ __align__(128) std::uint32_t copies[];
-  __shared__ RoutingStorage storage;
+  extern __shared__ __align__(128) unsigned char shared[];  // of a PublishRouteLayout
+  __shared__ JoinedStorage storage;
+  __shared__ CallFrame frame;
+  __shared__ alignas(RouteArgs) unsigned char moved_args[sizeof(RouteArgs)];
   ptx::wait_for_earlier_kernels();
-  // NOTE: read by one thread, since a host that leaves may change it meanwhile.
-  __shared__ bool is_lost;
-  if (threadIdx.x == 0) is_lost = args.publish.state->lost.kind != FaultKind::kNone;
-  __syncthreads();
+  fetch_windows(args.meeting);
   if (blockIdx.x == 0) {
-    begin_and_publish_ids(args.publish, is_lost);
-  } else if (!is_lost) {
-    publish_x(args.publish, {(static_cast<std::int64_t>(blockIdx.x) - 1) * kPublishThreads +
-                                 static_cast<std::int64_t>(threadIdx.x),
-                             (static_cast<std::int64_t>(gridDim.x) - 1) * kPublishThreads});
+    begin_and_publish_ids(args.publish);
+  } else {
+    publish_x(args.publish);
   }
   if (!is_last_block(*args.publish.state)) return;
   meet_peers(args.meeting);
@@ -115,27 +170,40 @@ __global__ void __launch_bounds__(kPublishThreads, 1)
   ptx::let_next_kernel_start();
   __syncthreads();
   if (args.route.frame->failed != 0) return;
-  const PublishedIds published = copy_published(args, copies);
-  auto* counts = reinterpret_cast<unsigned char*>(copies) +
-                 args.route.num_ranks * published_copy_bytes(args.max_tokens, args.route.top_k);
-  route(args.route, published, storage, counts);
+  const PublishRouteLayout layout(sizes_of(args));
+  auto& moved = *reinterpret_cast<RouteArgs*>(moved_args);
+  if (threadIdx.x == 0) move_to_shared_memory(args.route, shared, layout, frame, moved);
+  copy_frame(frame, *args.route.frame);
+  const PublishedIds published = copy_published(args, shared);
+  route_joined(moved, published, storage,
+               reinterpret_cast<std::uint16_t*>(shared + layout.counts),
+               reinterpret_cast<std::int32_t*>(shared + layout.gather_rows));
+  __syncthreads();
+  copy_out(moved, args.route);
 }
 
 }  // namespace
 
-cudaError_t prepare_publish_route() { return load_kernels(publish_route); }
+cudaError_t prepare_publish_route() {
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(publish_route, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               static_cast<int>(kMostPublishRouteBytes))) {
+    return error;
+  }
+  return load_kernels(publish_route);
+}
 
 cudaError_t launch_publish_route(const PublishRouteArgs& args, std::int64_t most_copy_blocks,
                                  cudaStream_t stream) {
   const RouteArgs& route = args.route;
-  const auto local = num_local_experts(route.num_experts, route.num_ranks, route.rank);
   return launch_early(
       publish_route,
       publish_route_launch({.num_ranks = route.num_ranks,
                             .max_tokens = args.max_tokens,
                             .top_k = route.top_k,
                             .num_experts = route.num_experts,
-                            .num_local_experts = local},
+                            .num_local_experts = route.num_local_experts,
+                            .has_scores = args.publish.scores_window != 0},
                            args.publish.num_tokens, args.publish.row_bytes, most_copy_blocks),
       stream, args);
 }

@@ -6,12 +6,13 @@
 #include <cstdint>
 
 #include "backend/cuda/call_frame.hpp"
+#include "backend/cuda/row_table.hpp"
 
 namespace distmoe::cuda {
 
 struct RankSumArgs {
   const CallFrame* frame = nullptr;
-  std::uint64_t h3 = 0;                    ///< BF16 [R, D], this rank's rows
+  RowTable h3{};                           ///< BF16 [R, D], this rank's rows
   const std::uint64_t* address = nullptr;  ///< [gather rows] FP32 row in the owner's window
   const std::int32_t* rows = nullptr;      ///< [gather rows, K] -1: not of this rank
   const float* scores = nullptr;           ///< [gather rows, K]

@@ -18,7 +18,7 @@ __global__ void count(const __grid_constant__ RouteArgs args) {
   count_chunk(args, Chunk(args, PublishedIds(args), static_cast<int>(blockIdx.x)), counts);
 }
 
-__global__ void __launch_bounds__(kRouteScanThreads) scan(const __grid_constant__ RouteArgs args) {
+__global__ void __launch_bounds__(kRouteScanThreads, 1) scan(const __grid_constant__ RouteArgs args) {
   __shared__ RouteScan<kRouteScanThreads> storage;
   ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;
@@ -50,13 +50,12 @@ cudaError_t prepare_route() {
 
 cudaError_t launch_route(const RouteArgs& args, cudaStream_t stream) {
   const int num_chunks = args.num_ranks * args.chunks_per_rank;
-  const auto local = num_local_experts(args.num_experts, args.num_ranks, args.rank);
   if (const cudaError_t error =
           launch_early(count, route_count_launch(num_chunks, args.num_experts), stream, args)) {
     return error;
   }
   if (const cudaError_t error = launch_early(scan, kRouteScanLaunch, stream, args)) return error;
-  return launch_early(place, route_place_launch(num_chunks, local), stream, args);
+  return launch_early(place, route_place_launch(num_chunks, args.num_local_experts), stream, args);
 }
 
 }  // namespace distmoe::cuda

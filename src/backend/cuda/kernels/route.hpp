@@ -53,6 +53,8 @@ struct RouteArgs {
   std::int32_t num_ranks = 1;
   std::int32_t top_k = 0;
   std::int32_t num_experts = 0;
+  std::int32_t first_local_expert = 0;  ///< of this rank's
+  std::int32_t num_local_experts = 0;
   std::int32_t chunks_per_rank = 0;  ///< ceil(max_tokens / kRouteChunkTokens)
 };
 

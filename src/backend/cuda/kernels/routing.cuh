@@ -40,7 +40,7 @@ struct PublishedIds {
       : windows(args.windows), copies(nullptr), copy_bytes(0) {}
   __device__ PublishedIds(const unsigned char* copies, std::int32_t copy_bytes)
       : windows(nullptr), copies(copies), copy_bytes(copy_bytes) {}
-  /// An address as of PeerWindows::ids, but for the scores.
+  /// An address as of PeerWindows::ids; a copy has scores where this rank needs them.
   __device__ std::uint64_t of(int rank) const {
     if (copies == nullptr) return windows[rank].ids;
     return reinterpret_cast<std::uint64_t>(copies + std::int64_t{rank} * copy_bytes);
@@ -54,15 +54,20 @@ struct Chunk {
   std::int64_t first_token;
   int num_tokens;
   const std::int32_t* ids;  ///< of first_token
+  const float* scores;      ///< likewise, where ranks publish them
 
   __device__ Chunk(const RouteArgs& args, const PublishedIds& published, int chunk)
-      : index(chunk),
-        source(chunk / args.chunks_per_rank),
-        first_token(std::int64_t{chunk % args.chunks_per_rank} * kRouteChunkTokens) {
+      : Chunk(args, published, chunk, chunk / args.chunks_per_rank,
+              chunk % args.chunks_per_rank * kRouteChunkTokens) {}
+  __device__ Chunk(const RouteArgs& args, const PublishedIds& published, int chunk, int source,
+                   std::int64_t first_token)
+      : index(chunk), source(source), first_token(first_token) {
     const std::uint64_t window = published.of(source);
     const std::int64_t left = published_header(window)->num_tokens - first_token;
     num_tokens = static_cast<int>(min(max(left, std::int64_t{0}), std::int64_t{kRouteChunkTokens}));
     ids = published_ids(window) + first_token * args.top_k;
+    scores = reinterpret_cast<const float*>(window + args.sums.score_offset) +
+             first_token * args.top_k;
   }
 };
 
@@ -70,8 +75,7 @@ struct LocalExperts {
   int first;
   int count;
   __device__ explicit LocalExperts(const RouteArgs& args)
-      : first(static_cast<int>(first_expert(args.num_experts, args.num_ranks, args.rank))),
-        count(static_cast<int>(num_local_experts(args.num_experts, args.num_ranks, args.rank))) {}
+      : first(args.first_local_expert), count(args.num_local_experts) {}
   /// Local index, or -1.
   __device__ int index(std::int32_t id) const {
     return id >= first && id < first + count ? id - first : -1;
@@ -182,16 +186,36 @@ __device__ inline void scan_chunks(const RouteArgs& args) {
   }
 }
 
+/// A warp a rank; by whole warps.
 __device__ inline void sum_ranks(const RouteArgs& args) {
-  for (int rank = static_cast<int>(threadIdx.x); rank < args.num_ranks;
-       rank += static_cast<int>(blockDim.x)) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  for (int rank = static_cast<int>(threadIdx.x / 32); rank < args.num_ranks;
+       rank += static_cast<int>(blockDim.x / 32)) {
     const auto begin = first_expert(args.num_experts, args.num_ranks, rank);
     const auto end = first_expert(args.num_experts, args.num_ranks, rank + 1);
     std::int64_t rows = 0;
-    for (auto expert = begin; expert < end; ++expert) rows += args.rows_per_expert[expert];
-    args.rows_per_rank[rank] = rows;
+    for (auto expert = begin + lane; expert < end; expert += 32) {
+      rows += args.rows_per_expert[expert];
+    }
+    for (int distance = 16; distance > 0; distance /= 2) {
+      rows += __shfl_xor_sync(~0u, rows, distance);
+    }
+    if (lane == 0) args.rows_per_rank[rank] = rows;
   }
 }
+
+/// What an expert adds to the tables: its rows, whether it has any, pairs of tiles.
+struct ExpertSums {
+  std::int32_t rows;
+  std::int32_t groups;
+  std::int32_t pairs;
+};
+__device__ inline ExpertSums operator+(const ExpertSums& a, const ExpertSums& b) {
+  return {a.rows + b.rows, a.groups + b.groups, a.pairs + b.pairs};
+}
+struct AddExperts {
+  __device__ ExpertSums operator()(const ExpertSums& a, const ExpertSums& b) const { return a + b; }
+};
 
 /// Scans over as many values as come, by a block of kThreads.
 template <int kThreads>
@@ -207,7 +231,7 @@ class RouteScan {
       const std::int32_t mine = i < count ? value(i) : 0;
       std::int32_t sum = 0;
       std::int32_t total = 0;
-      Scan(storage_).ExclusiveSum(mine, sum, total);
+      Scan(storage_.values).ExclusiveSum(mine, sum, total);
       if (i < count) store(i, before + sum);
       before += total;
       __syncthreads();
@@ -215,9 +239,30 @@ class RouteScan {
     return before;
   }
 
+  /// The same of experts.
+  template <typename Value, typename Store>
+  __device__ ExpertSums over_experts(int count, const Value& value, const Store& store) {
+    ExpertSums before{};
+    for (int begin = 0; begin < count; begin += kThreads) {
+      const int i = begin + static_cast<int>(threadIdx.x);
+      const ExpertSums mine = i < count ? value(i) : ExpertSums{};
+      ExpertSums sum{};
+      ExpertSums total{};
+      ExpertScan(storage_.experts).ExclusiveScan(mine, sum, ExpertSums{}, AddExperts{}, total);
+      if (i < count) store(i, before + sum);
+      before = before + total;
+      __syncthreads();
+    }
+    return before;
+  }
+
  private:
-  using Scan = cub::BlockScan<std::int32_t, kThreads>;
-  typename Scan::TempStorage storage_;
+  using Scan = cub::BlockScan<std::int32_t, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  using ExpertScan = cub::BlockScan<ExpertSums, kThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  union {
+    typename Scan::TempStorage values;
+    typename ExpertScan::TempStorage experts;
+  } storage_;
 };
 
 /// The rows of one expert that come from ranks [first_rank, end_rank).
@@ -240,58 +285,49 @@ struct ExpertPart {
   }
 };
 
-/// Lists the groups of a product: part after part, those of all experts.
+__device__ inline TileGroup tile_group(int expert, const ExpertPart& part, std::int32_t first_pair,
+                                       bool needs_gather) {
+  const TokenTiling tiling = token_tiling(part.rows);
+  return {expert,           part.begin,           part.rows,           first_pair,
+          tiling.num_pairs, tiling.rows_per_tile, needs_gather ? 1 : 0, 0};
+}
+
+/// Lists the groups of W13 part after part, those of all experts: own rows, which need not wait for
+/// a link, then those of lower and of higher ranks.
 template <int kThreads>
-__device__ void list_groups(const RouteArgs& args, const LocalExperts& local, Product product,
-                            std::int32_t num_rows, RouteScan<kThreads>& scan) {
-  TileGroup* groups = groups_of(args.groups, product, local.count, args.num_ranks);
-  // Of several parts, own rows come first, which need not wait for a link.
-  const int num_parts =
-      static_cast<int>(groups_per_expert(product, args.num_ranks, local.count, num_rows));
-  const auto own_part = [&](int expert) {
-    return ExpertPart(args, local, expert, args.rank, args.rank + 1);
-  };
+__device__ void list_parted_groups(const RouteArgs& args, const LocalExperts& local,
+                                   RouteScan<kThreads>& scan) {
+  TileGroup* groups = groups_of(args.groups, Product::kW13, local.count, args.num_ranks);
   const auto part_of = [&](int i) {
-    const int expert = i % local.count;
-    if (num_parts == 1) return ExpertPart(args, local, expert, 0, args.num_ranks);
     const int part = i / local.count;
-    if (part == 0) return own_part(expert);
+    const int expert = i % local.count;
+    if (part == 0) return ExpertPart(args, local, expert, args.rank, args.rank + 1);
     const bool is_lower = part == 1;
     return ExpertPart(args, local, expert, is_lower ? 0 : args.rank + 1,
                       is_lower ? args.rank : args.num_ranks);
   };
-  // First the places of the non-empty groups, then, in a second scan, the pairs before each.
-  const std::int32_t num_groups = scan(
-      local.count * num_parts, [&](int i) { return part_of(i).rows > 0 ? 1 : 0; },
-      [&](int i, std::int32_t place) {
+  const auto num_parts =
+      static_cast<int>(max_groups_per_expert(Product::kW13, args.num_ranks));
+  const ExpertSums all = scan.over_experts(
+      local.count * num_parts,
+      [&](int i) {
+        const std::int32_t rows = part_of(i).rows;
+        return ExpertSums{rows, rows > 0 ? 1 : 0, token_tiling(rows).num_pairs};
+      },
+      [&](int i, const ExpertSums& before) {
         const ExpertPart part = part_of(i);
         if (part.rows == 0) return;
-        const int expert = i % local.count;
-        const TokenTiling tiling = token_tiling(part.rows);
-        const bool has_pulled_rows =
-            num_parts == 1 ? part.rows > own_part(expert).rows : i >= local.count;
-        groups[place] = {expert,
-                         part.begin,
-                         part.rows,
-                         0,
-                         tiling.num_pairs,
-                         tiling.rows_per_tile,
-                         product == Product::kW13 && has_pulled_rows ? 1 : 0,
-                         0};
+        groups[before.groups] = tile_group(i % local.count, part, before.pairs, i >= local.count);
       });
-  const std::int32_t num_pairs = scan(
-      num_groups, [&](int i) { return groups[i].num_pairs; },
-      [&](int i, std::int32_t before) { groups[i].first_pair = before; });
-  if (threadIdx.x == 0) args.frame->counts[static_cast<int>(product)] = {num_groups, num_pairs};
+  if (threadIdx.x == 0) {
+    args.frame->counts[static_cast<int>(Product::kW13)] = {all.groups, all.pairs};
+  }
 }
 
-/// The second pass; `scan` is shared memory. The call may fail here: all threads have read until
-/// now that it has not.
-template <int kThreads>
-__device__ void scan_counts(const RouteArgs& args, const PublishedIds& published,
-                            RouteScan<kThreads>& scan) {
+/// Rows of every expert and rank, and before each chunk. Whether the call goes on: it may fail here,
+/// and all threads have read until now that it has not. By the whole block.
+__device__ inline bool sum_rows(const RouteArgs& args, const PublishedIds& published) {
   __syncthreads();  // all have read it before one may write it
-  const LocalExperts local(args);
   if (threadIdx.x == 0) check_ids(args, published);
   scan_chunks(args);
   __syncthreads();
@@ -301,77 +337,107 @@ __device__ void scan_counts(const RouteArgs& args, const PublishedIds& published
   __syncthreads();
   if (!has_bad_id) check_capacity(args, published);
   __syncthreads();
-  if (args.frame->failed != 0) return;
+  return args.frame->failed == 0;
+}
 
-  const std::int32_t num_rows = scan(
+/// First rows of the experts, and the groups of both products. By the whole block.
+template <int kThreads>
+__device__ void list_groups(const RouteArgs& args, std::int32_t num_gathered,
+                            RouteScan<kThreads>& scan) {
+  const LocalExperts local(args);
+  const auto num_rows = static_cast<std::int32_t>(args.rows_per_rank[args.rank]);
+  const bool is_parted =
+      groups_per_expert(Product::kW13, args.num_ranks, local.count, num_rows) > 1;
+  const auto groups_of_product = [&](Product product) {
+    return groups_of(args.groups, product, local.count, args.num_ranks);
+  };
+  // W2 takes all rows of an expert together, W13 too where they are few.
+  const ExpertSums all = scan.over_experts(
       local.count,
-      [&](int i) { return static_cast<std::int32_t>(args.rows_per_expert[local.first + i]); },
-      [&](int i, std::int32_t before) { args.expert_begin[i] = before; });
-  const std::int32_t num_gathered = scan(
-      args.num_ranks * args.chunks_per_rank, [&](int i) { return args.chunk_tokens[i]; },
-      [&](int i, std::int32_t before) { args.chunk_tokens[i] = before; });
+      [&](int i) {
+        const auto rows = static_cast<std::int32_t>(args.rows_per_expert[local.first + i]);
+        return ExpertSums{rows, rows > 0 ? 1 : 0, token_tiling(rows).num_pairs};
+      },
+      [&](int i, const ExpertSums& before) {
+        args.expert_begin[i] = before.rows;
+        const ExpertPart part(args, local, i, 0, args.num_ranks);
+        if (part.rows == 0) return;
+        groups_of_product(Product::kW2)[before.groups] = tile_group(i, part, before.pairs, false);
+        if (is_parted) return;
+        const ExpertPart own(args, local, i, args.rank, args.rank + 1);
+        groups_of_product(Product::kW13)[before.groups] =
+            tile_group(i, part, before.pairs, part.rows > own.rows);
+      });
   if (threadIdx.x == 0) {
     args.expert_begin[local.count] = num_rows;
     args.frame->num_rows = num_rows;
-    args.state->peak_rows = max(args.state->peak_rows, std::int64_t{num_rows});
     args.frame->num_gather_rows = num_gathered;
+    for (const Product product : {Product::kW13, Product::kW2}) {
+      args.frame->counts[static_cast<int>(product)] = {all.groups, all.pairs};
+    }
+    // Nobody waits for this one: no load.
+    atomicMax(reinterpret_cast<long long*>(&args.state->peak_rows),
+              static_cast<long long>(num_rows));
   }
+  if (!is_parted) return;
   __syncthreads();
-  list_groups(args, local, Product::kW13, num_rows, scan);
-  list_groups(args, local, Product::kW2, num_rows, scan);
+  list_parted_groups(args, local, scan);
 }
 
-/// What place() keeps in shared memory: rows of each local expert before each warp's part of the
-/// chunk.
-struct PlaceCounts {
-  std::uint16_t* before;  ///< [kRouteChunkWarps, L]
-  int num_local;
-  __device__ std::uint16_t& at(int warp, int expert) const {
-    return before[warp * num_local + expert];
-  }
-};
+/// The second pass; `scan` is shared memory.
+template <int kThreads>
+__device__ void scan_counts(const RouteArgs& args, const PublishedIds& published,
+                            RouteScan<kThreads>& scan) {
+  if (!sum_rows(args, published)) return;
+  const std::int32_t num_gathered = scan(
+      args.num_ranks * args.chunks_per_rank, [&](int i) { return args.chunk_tokens[i]; },
+      [&](int i, std::int32_t before) { args.chunk_tokens[i] = before; });
+  list_groups(args, num_gathered, scan);
+}
 
-/// A warp's part of the chunk's routes: contiguous, so that warps follow each other in route order.
+/// A warp's part of `num_routes`, contiguous, so that the warps of a block of `num_threads` follow
+/// each other in route order.
 struct WarpPart {
   int begin;
   int end;
-  __device__ WarpPart(int num_routes, int warp) {
-    const int per_warp = (num_routes + kRouteChunkThreads - 1) / kRouteChunkThreads * 32;
+  __device__ WarpPart(int num_routes, int warp, int num_threads) {
+    const int per_warp = (num_routes + num_threads - 1) / num_threads * 32;
     begin = min(num_routes, warp * per_warp);
     end = min(num_routes, begin + per_warp);
   }
 };
 
-__device__ inline void count_per_warp(const Chunk& chunk, const LocalExperts& local, int top_k,
-                                      const PlaceCounts& counts) {
-  const int warp = static_cast<int>(threadIdx.x) / 32;
+/// Walks a warp's routes in order: use(route, expert, rows of the expert before it) for those that
+/// expert_of() gives an expert >= 0. `before` counts them.
+template <typename ExpertOf, typename Use>
+__device__ void walk_warp_part(const WarpPart& part, const ExpertOf& expert_of,
+                               std::uint16_t* before, const Use& use) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int i = static_cast<int>(threadIdx.x); i < kRouteChunkWarps * local.count;
-       i += kRouteChunkThreads) {
-    counts.before[i] = 0;
-  }
-  __syncthreads();
-  const WarpPart part(chunk.num_tokens * top_k, warp);
   for (int base = part.begin; base < part.end; base += 32) {
     const int route = base + lane;
-    const int expert = route < part.end ? local.index(chunk.ids[route]) : -1;
+    const int expert = route < part.end ? expert_of(route) : -1;
     const unsigned same = __match_any_sync(~0u, expert);
+    if (expert >= 0) use(route, expert, before[expert] + __popc(same & ((1u << lane) - 1)));
+    __syncwarp();
     if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
-      counts.at(warp, expert) = static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
+      before[expert] = static_cast<std::uint16_t>(before[expert] + __popc(same));
     }
     __syncwarp();
   }
-  __syncthreads();
-  for (int expert = static_cast<int>(threadIdx.x); expert < local.count;
-       expert += kRouteChunkThreads) {
+}
+
+/// counts[warp, expert] become those of the warps before. By a block.
+__device__ inline void sum_warp_counts(std::uint16_t* counts, int num_warps, int num_local,
+                                       int num_threads) {
+  for (int expert = static_cast<int>(threadIdx.x); expert < num_local; expert += num_threads) {
     int before = 0;
-    for (int w = 0; w < kRouteChunkWarps; ++w) {
-      const int rows = counts.at(w, expert);
-      counts.at(w, expert) = static_cast<std::uint16_t>(before);
+    for (int warp = 0; warp < num_warps; ++warp) {
+      std::uint16_t& count = counts[warp * num_local + expert];
+      const int rows = count;
+      count = static_cast<std::uint16_t>(before);
       before += rows;
     }
   }
-  __syncthreads();
 }
 
 __device__ inline bool combines_per_rank(const RouteArgs& args) {
@@ -415,14 +481,13 @@ __device__ inline int sums_before(const RouteArgs& args, const std::int32_t* ids
   return num_sums;
 }
 
-/// Combine per_rank: the sum of token `threadIdx.x` of the chunk, but for the rows of its routes.
+/// Combine per_rank: the sum of a token of the chunk, but for the rows of its routes.
 __device__ inline void place_sum(const RouteArgs& args, const Chunk& chunk,
-                                 const LocalExperts& local, std::int64_t gather_row) {
+                                 const LocalExperts& local, int index, std::int64_t gather_row) {
   const PeerWindows& owner = args.windows[chunk.source];
-  const std::int64_t token = chunk.first_token + threadIdx.x;
-  const std::int32_t* ids = chunk.ids + threadIdx.x * args.top_k;
-  const auto* scores =
-      reinterpret_cast<const float*>(owner.ids + args.sums.score_offset) + token * args.top_k;
+  const std::int64_t token = chunk.first_token + index;
+  const std::int32_t* ids = chunk.ids + index * args.top_k;
+  const float* scores = chunk.scores + index * args.top_k;
   args.sums.address[gather_row] = owner.combine + token * args.sums.bytes_per_token +
                                   sums_before(args, ids, chunk.source) * args.sums.row_bytes;
   for (int k = 0; k < args.top_k; ++k) {
@@ -442,9 +507,9 @@ struct PlaceStorage {
   Scan::TempStorage scan;
 };
 
-/// The third pass; `counts_storage` [kRouteChunkWarps, L] is shared memory.
+/// The third pass; `counts` [kRouteChunkWarps, L] is shared memory.
 __device__ inline void place_chunk(const RouteArgs& args, const Chunk& chunk, PlaceStorage& shared,
-                                   std::uint16_t* counts_storage) {
+                                   std::uint16_t* counts) {
   if (chunk.num_tokens == 0) return;
   const LocalExperts local(args);
 
@@ -457,34 +522,30 @@ __device__ inline void place_chunk(const RouteArgs& args, const Chunk& chunk, Pl
     if (wanted && gather_row < args.gather_rows) {
       args.gather_source[gather_row] =
           args.windows[chunk.source].x + (chunk.first_token + threadIdx.x) * args.row_bytes;
-      if (combines_per_rank(args)) place_sum(args, chunk, local, gather_row);
+      if (combines_per_rank(args)) {
+        place_sum(args, chunk, local, static_cast<int>(threadIdx.x), gather_row);
+      }
     }
   }
-  const PlaceCounts counts{counts_storage, local.count};
-  count_per_warp(chunk, local, args.top_k, counts);
-
+  for (int i = static_cast<int>(threadIdx.x); i < kRouteChunkWarps * local.count;
+       i += kRouteChunkThreads) {
+    counts[i] = 0;
+  }
+  __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::uint16_t* own_counts = counts + warp * local.count;
+  const WarpPart part(chunk.num_tokens * args.top_k, warp, kRouteChunkThreads);
+  const auto expert_of = [&](int route) { return local.index(chunk.ids[route]); };
+  walk_warp_part(part, expert_of, own_counts, [](int, int, int) {});
+  __syncthreads();
+  sum_warp_counts(counts, kRouteChunkWarps, local.count, kRouteChunkThreads);
+  __syncthreads();
   const std::int32_t* before_chunk =
       args.chunk_counts + static_cast<std::int64_t>(chunk.index) * args.num_experts + local.first;
-  const WarpPart part(chunk.num_tokens * args.top_k, warp);
-  for (int base = part.begin; base < part.end; base += 32) {
-    const int route = base + lane;
-    const int expert = route < part.end ? local.index(chunk.ids[route]) : -1;
-    const unsigned same = __match_any_sync(~0u, expert);
-    if (expert >= 0) {
-      const int rank_in_warp = __popc(same & ((1u << lane) - 1));
-      const std::int32_t row =
-          args.expert_begin[expert] + before_chunk[expert] + counts.at(warp, expert) + rank_in_warp;
-      store_row(args, chunk, route, row,
-                chunk.source == args.rank ? -1 : shared.gather_rows[route / args.top_k]);
-    }
-    __syncwarp();
-    if (expert >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
-      counts.at(warp, expert) = static_cast<std::uint16_t>(counts.at(warp, expert) + __popc(same));
-    }
-    __syncwarp();
-  }
+  walk_warp_part(part, expert_of, own_counts, [&](int route, int expert, int before) {
+    store_row(args, chunk, route, args.expert_begin[expert] + before_chunk[expert] + before,
+              chunk.source == args.rank ? -1 : shared.gather_rows[route / args.top_k]);
+  });
 }
 
 }  // namespace distmoe::cuda

@@ -40,6 +40,10 @@ __device__ __forceinline__ std::uint32_t add_acquire_release_gpu(std::uint32_t* 
                : "memory");
   return before;
 }
+/// Brings a line of global memory near; a hint.
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(address));
+}
 __device__ __forceinline__ std::uint64_t global_timer_ns() {
   return ::cuda::ptx::get_sreg_globaltimer();
 }

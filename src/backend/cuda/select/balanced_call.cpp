@@ -144,7 +144,8 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
                               .max_tokens = max_tokens,
                               .top_k = inputs.top_k,
                               .num_experts = inputs.num_experts,
-                              .num_local_experts = num_local},
+                              .num_local_experts = num_local,
+                              .has_scores = inputs.combine == Combine::kPerRank},
                              num_tokens, kElementBytes * inputs.hidden_dim, choice.publish_blocks));
   } else {
     add(true, "begin", kSingleThreadLaunch);
@@ -167,9 +168,9 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   add(inputs.num_ranks > 1 && !joins_meeting_and_combine(inputs, choice, num_tokens),
       "peer_barrier", kPeerBarrierLaunch);
   if (per_rank) {
-    add(num_tokens > 0, "combine_ranks", combine_ranks_launch(num_tokens, inputs.top_k));
+    add(num_tokens > 0, "combine_ranks", combine_ranks_launch(num_tokens, inputs.top_k, inputs.hidden_dim));
   } else {
-    add(num_tokens > 0, "combine", combine_launch(num_tokens, inputs.top_k));
+    add(num_tokens > 0, "combine", combine_launch(num_tokens, inputs.top_k, inputs.hidden_dim));
   }
   add(num_tokens == 0, "keep_fault", kSingleThreadLaunch);
   return launches;

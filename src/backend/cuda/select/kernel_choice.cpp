@@ -19,12 +19,8 @@ constexpr std::int32_t kPullingClusters = 8;
 constexpr std::int32_t kPublishBlocksPerSm = 4;
 /// As many threads as an SM holds.
 constexpr std::int32_t kRankSumBlocksPerSm = 8;
-/// Of dynamic shared memory, of the 48 KiB that a block has without asking; 6 are for scans.
-constexpr std::int64_t kMostJoinedRouteBytes = 42 * 1024;
 /// Of combine's blocks that wait for peers, so that contexts whose calls overlap run on.
 constexpr std::int64_t kSmsPerWaitingBlock = 4;
-/// Chunks that one block takes one after the other.
-constexpr std::int64_t kMostJoinedRanks = 8;
 /// Rows and weights are read 16 bytes at a time.
 constexpr std::int64_t kWidthStep = 8;
 /// Twice as much, of gate and up rows and of bytes in a row, counts in 32 bits.
@@ -136,14 +132,15 @@ ContextChoice choose_kernels(const ChoiceInputs& inputs) {
 bool joins_publish_and_route(const ChoiceInputs& inputs, std::int64_t max_tokens) {
   if (inputs.num_ranks == 1 || inputs.num_ranks > kMostJoinedRanks) return false;
   if (max_tokens > kRouteChunkTokens) return false;
-  return publish_route_shared(
-             {.num_ranks = inputs.num_ranks,
-              .max_tokens = max_tokens,
-              .top_k = inputs.top_k,
-              .num_experts = inputs.num_experts,
-              // The first rank owns most experts.
-              .num_local_experts = num_local_experts(inputs.num_experts, inputs.num_ranks, 0)}) <=
-         kMostJoinedRouteBytes;
+  const PublishRouteLayout layout(
+      {.num_ranks = inputs.num_ranks,
+       .max_tokens = max_tokens,
+       .top_k = inputs.top_k,
+       .num_experts = inputs.num_experts,
+       // The first rank owns most experts.
+       .num_local_experts = num_local_experts(inputs.num_experts, inputs.num_ranks, 0),
+       .has_scores = inputs.combine == Combine::kPerRank});
+  return layout.bytes <= kMostPublishRouteBytes;
 }
 
 bool joins_meeting_and_combine(const ChoiceInputs& inputs, const ContextChoice& choice,

@@ -21,11 +21,16 @@ inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChu
 static_assert(kMaxTopK * kRouteChunkTokens <= 0xFFFF);
 
 inline constexpr int kPublishThreads = 256;
+/// Of publish_route, whose last block routes.
+inline constexpr int kJoinedThreads = 1024;
+/// Ranks whose tokens one block routes at most.
+inline constexpr std::int64_t kMostJoinedRanks = 8;
 inline constexpr int kPeerBarrierThreads = 128;
 inline constexpr int kRouteChunkThreads = 256;
 inline constexpr int kRouteChunkWarps = kRouteChunkThreads / 32;
 inline constexpr int kRouteScanThreads = 1024;
 inline constexpr int kCombineThreads = 256;
+inline constexpr int kMostCombineThreads = 1024;
 inline constexpr int kRankSumThreads = 256;
 inline constexpr int kCopyRowsThreads = 1024;
 
@@ -70,34 +75,62 @@ struct PublishRouteSizes {
   std::int64_t top_k = 0;
   std::int64_t num_experts = 0;
   std::int64_t num_local_experts = 0;
+  bool has_scores = false;  ///< are published beside the ids
 };
 
-/// A copy of the header and the ids that a rank published, at a multiple of the header's alignment.
-DISTMOE_HOST_DEVICE constexpr std::int32_t published_copy_bytes(std::int64_t max_tokens,
-                                                                std::int64_t top_k) {
-  const std::int64_t ids = max_tokens * top_k * static_cast<std::int64_t>(sizeof(std::int32_t));
-  const std::int64_t step = cuda_layout::kIdHeaderBytes;
-  return static_cast<std::int32_t>(step + (ids + step - 1) / step * step);
+/// A copy of what a rank published: header, ids and scores as in its window, at a multiple of the
+/// header's alignment.
+DISTMOE_HOST_DEVICE constexpr std::int32_t published_copy_bytes(const PublishRouteSizes& sizes) {
+  constexpr std::int64_t kStep = cuda_layout::kIdHeaderBytes;
+  static_assert(sizeof(std::int32_t) == sizeof(float));
+  const std::int64_t routes = sizes.max_tokens * sizes.top_k;
+  const std::int64_t words = routes * static_cast<std::int64_t>(sizeof(std::int32_t));
+  const std::int64_t padded = (words + kStep - 1) / kStep * kStep;
+  return static_cast<std::int32_t>(kStep + padded + (sizes.has_scores ? padded : 0));
 }
 
-/// The copies of all ranks, then what the passes count one after the other.
-constexpr std::int64_t publish_route_shared(const PublishRouteSizes& sizes) {
-  const std::int64_t counts = route_count_bytes(sizes.num_experts);
-  const std::int64_t places = route_place_bytes(sizes.num_local_experts);
-  return sizes.num_ranks * published_copy_bytes(sizes.max_tokens, sizes.top_k) +
-         (counts > places ? counts : places);
-}
+/// The dynamic shared memory of publish_route, as offsets in bytes: the copies of all ranks'
+/// windows come first, then the tables of the routing, then what a pass counts.
+struct PublishRouteLayout {
+  std::int64_t groups = 0;           ///< TileGroup of both products
+  std::int64_t rows_per_rank = 0;    ///< int64 [P]
+  std::int64_t rows_per_expert = 0;  ///< int64 [E]
+  std::int64_t chunk_counts = 0;     ///< int32 [P, E]
+  std::int64_t expert_begin = 0;     ///< int32 [L + 1]
+  std::int64_t gather_rows = 0;      ///< int32 [P, max_tokens]
+  std::int64_t counts = 0;           ///< uint16 [warps, L]
+  std::int64_t bytes = 0;
 
-/// 16-byte vectors of x that a thread copies where there are blocks enough.
-inline constexpr std::int64_t kVectorsPerPublishThread = 4;
+  DISTMOE_HOST_DEVICE constexpr explicit PublishRouteLayout(const PublishRouteSizes& sizes) {
+    constexpr std::int64_t kInt64 = sizeof(std::int64_t);
+    constexpr std::int64_t kInt32 = sizeof(std::int32_t);
+    groups = sizes.num_ranks * published_copy_bytes(sizes);
+    rows_per_rank = groups + num_groups(sizes) * cuda_layout::kTileGroupBytes;
+    rows_per_expert = rows_per_rank + sizes.num_ranks * kInt64;
+    chunk_counts = rows_per_expert + sizes.num_experts * kInt64;
+    expert_begin = chunk_counts + sizes.num_ranks * sizes.num_experts * kInt32;
+    gather_rows = expert_begin + (sizes.num_local_experts + 1) * kInt32;
+    counts = gather_rows + sizes.num_ranks * sizes.max_tokens * kInt32;
+    bytes = counts + kJoinedThreads / 32 * sizes.num_local_experts *
+                         static_cast<std::int64_t>(sizeof(std::uint16_t));
+  }
+
+  DISTMOE_HOST_DEVICE static constexpr std::int64_t num_groups(const PublishRouteSizes& sizes) {
+    return sizes.num_local_experts * cuda_layout::tile_groups_per_expert(sizes.num_ranks);
+  }
+};
+
+/// Of dynamic shared memory at most.
+inline constexpr std::int64_t kMostPublishRouteBytes = 96 * 1024;
+
 
 /// A block for the ids, the others for x.
 constexpr LaunchShape publish_route_launch(const PublishRouteSizes& sizes, std::int64_t num_tokens,
                                            std::int64_t row_bytes, std::int64_t most_copy_blocks) {
-  const std::int64_t per_block = 16 * kVectorsPerPublishThread * kPublishThreads;
+  constexpr std::int64_t per_block = std::int64_t{16} * kJoinedThreads;
   const std::int64_t copy_blocks = (num_tokens * row_bytes + per_block - 1) / per_block;
-  return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kPublishThreads,
-          static_cast<std::int32_t>(publish_route_shared(sizes))};
+  return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kJoinedThreads,
+          static_cast<std::int32_t>(PublishRouteLayout(sizes).bytes)};
 }
 
 /// `blocks` are persistent: all resident together, in clusters of kClusterBlocks.
@@ -110,29 +143,44 @@ constexpr LaunchShape few_rows_launch(std::int64_t blocks) {
   return {blocks, kGemmThreads, static_cast<std::int32_t>(sizeof(FewRowsStorage))};
 }
 
+/// Tokens up to which a combine has no more blocks than an SM-rich GPU has SMs, so that the threads
+/// of one block must hide the latency of memory.
+inline constexpr std::int64_t kFewCombinedTokens = 128;
+
+/// Of few tokens a thread takes one vector of 16 bytes of y, of many several.
+constexpr std::int32_t combine_threads(std::int64_t num_tokens, std::int64_t hidden_dim) {
+  if (num_tokens > kFewCombinedTokens) return kCombineThreads;
+  const std::int64_t threads = (hidden_dim / 8 + 31) / 32 * 32;
+  if (threads < kCombineThreads) return kCombineThreads;
+  return threads < kMostCombineThreads ? static_cast<std::int32_t>(threads) : kMostCombineThreads;
+}
+
 /// A block a token; score and id of each route in shared memory, and with a norm what its row is
 /// multiplied by.
 constexpr LaunchShape combine_launch(std::int64_t num_tokens, std::int64_t top_k,
-                                     bool is_normed = false) {
+                                     std::int64_t hidden_dim, bool is_normed = false) {
   constexpr int kBytes = static_cast<int>(sizeof(float) + sizeof(std::int32_t));
   const int norm_bytes = is_normed ? static_cast<int>(sizeof(float)) : 0;
-  return {num_tokens, kCombineThreads, static_cast<std::int32_t>(top_k * (kBytes + norm_bytes))};
+  return {num_tokens, combine_threads(num_tokens, hidden_dim),
+          static_cast<std::int32_t>(top_k * (kBytes + norm_bytes))};
 }
 
-/// A block a token; of each route score, row, owner and a place in the list of ranks, whose length
-/// comes last.
-constexpr LaunchShape combine_ranks_launch(std::int64_t num_tokens, std::int64_t top_k) {
-  return {
-      num_tokens, kCombineThreads,
-      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + 3 * sizeof(std::int32_t)) +
-                                static_cast<int>(sizeof(std::int32_t)))};
+/// A block a token; of each route the row's address, score, owner and a place in the list of ranks,
+/// whose length comes last.
+constexpr LaunchShape combine_ranks_launch(std::int64_t num_tokens, std::int64_t top_k,
+                                           std::int64_t hidden_dim) {
+  constexpr int kBytes =
+      static_cast<int>(sizeof(std::uint64_t) + sizeof(float) + 2 * sizeof(std::int32_t));
+  return {num_tokens, combine_threads(num_tokens, hidden_dim),
+          static_cast<std::int32_t>(top_k * kBytes + static_cast<int>(sizeof(std::int32_t)))};
 }
 
-/// `blocks` take sums in turn; score and row of each route in shared memory.
+/// `blocks` take sums, or parts of them, in turn; address and score of each route's row in shared
+/// memory.
 constexpr LaunchShape rank_sums_launch(std::int64_t blocks, std::int64_t top_k) {
   return {
       blocks, kRankSumThreads,
-      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(float) + sizeof(std::int32_t)))};
+      static_cast<std::int32_t>(top_k * static_cast<int>(sizeof(std::uint64_t) + sizeof(float)))};
 }
 
 /// `blocks` take pieces of rows in turn.
