@@ -29,6 +29,8 @@ inline constexpr std::int64_t kFewTileColumns = 64;
 inline constexpr std::int64_t kFewRowsCountersBytes = 4224;
 
 /// Of both products.
-DISTMOE_HOST_DEVICE constexpr std::int64_t tile_groups_per_expert(std::int64_t ep_size) { return ep_size == 1 ? 2 : 4; }
+DISTMOE_HOST_DEVICE constexpr std::int64_t tile_groups_per_expert(std::int64_t ep_size) {
+  return ep_size == 1 ? 2 : 4;
+}
 
 }  // namespace distmoe::cuda_layout

@@ -97,6 +97,28 @@ TEST_F(CudaFaults, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
   });
 }
 
+// Whatever the code is.
+TEST_F(CudaFaults, PeersOfARefusedCallGetTheCodeOfTheRefusal) {
+  const MoeProblem problem =
+      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
+  for_each_form(problem, [&](const GpuRun& run, RowsOfRanks& rows) {
+    const auto ranks = static_cast<int>(run.devices.size());
+    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
+      RoutedInput input = call.input();
+      // Rows that do not begin at multiples of 16 bytes.
+      if (context.rank() == ranks - 1) input.x_TD.strides[0] += 4;
+      expect_error(outcome_of([&] {
+                     routed_experts(context, input, call.weights(), call.y.view());
+                     context.check();
+                   }),
+                   ErrorCode::kUnsupported, {"rank " + std::to_string(ranks - 1), "call 1"});
+      routed_experts(context, call.input(), call.weights(), call.y.view());
+      context.check();
+      rows.put(context.rank(), call.y_rows());
+    });
+  });
+}
+
 // Both happen in one call: this rank's arguments are wrong, and a peer does not come to it.
 TEST_F(CudaFaults, ARefusedCallDoesNotHideALostPeer) {
   const MoeProblem problem =

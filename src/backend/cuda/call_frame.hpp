@@ -17,7 +17,8 @@ enum class FaultKind : std::int32_t {
                           ///< index = 1 where a token names an expert twice
   kPeerTimeout = 3,       ///< rank = the peer, expected and actual = epochs
   kGatherTimeout = 4,     ///< index = chunk of the gather buffer, expected and actual = epochs
-  kRefusedByPeer = 5,     ///< rank = the one whose host refused its arguments
+  kRefusedByPeer = 5,     ///< rank = the one whose host refused its arguments, actual = the
+                          ///< ErrorCode of its refusal
   kFailedOnPeer = 6,      ///< rank = the peer that left, or failed while this rank had not
   kLeft = 7,              ///< rank = this one, whose host closed the context or failed
 };
@@ -110,7 +111,8 @@ struct alignas(16) CallFrame {
   std::int32_t next_tile[kNumProducts];  ///< routing writes 0
   std::uint32_t has_met;                 ///< 1: combine's first block has met the peers
   FaultRecord fault;
-  std::uint64_t h1;  ///< where W13 puts h1 in a call with clip statistics
+  std::int64_t call;  ///< its number, as the hosts count
+  std::uint64_t h1;   ///< where W13 puts h1 in a call with clip statistics
 };
 
 }  // namespace distmoe::cuda

@@ -34,19 +34,22 @@ void CudaBackend::publish_backward(const BackwardCall& call, const std::optional
   call_in_progress_ = stream;
   if (refusal || !call.ticket) {
     follow_last_call(stream);
-    const SlotArgs refused{.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+    const Error reason =
+        refusal.value_or(Error(ErrorCode::kInternal, "a backward without a forward"));
+    const SlotArgs refused{.head = {.call = call.index,
+                                    .rank = setup_.rank,
+                                    .refusal = static_cast<std::int32_t>(reason.code())},
+                           .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
                            .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
                            .training = training_frame(),
-                           .limits = {.shape = {}, .rank = setup_.rank},
-                           .ids_window = memory_.address(buffer_name::kIdWindow),
-                           .is_refused = 1};
+                           .ids_window = memory_.address(buffer_name::kIdWindow)};
     DISTMOE_CUDA_CHECK(launch_begin_backward(refused, stream));
     meet_peers(PeerBarrier::kPublished, stream);
-    end_refused_call(refusal.value_or(Error(ErrorCode::kInternal, "a backward without a forward")),
-                     stream);
+    end_refused_call(reason, stream);
   }
   take_metadata(call.ticket);
   SlotArgs args = slot_args(*call.ticket);
+  args.head = {.call = call.index, .rank = setup_.rank};
   args.num_tokens = call.num_tokens;
   DISTMOE_CUDA_CHECK(launch_begin_backward(args, stream));
   if (setup_.size == 1) return;

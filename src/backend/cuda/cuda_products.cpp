@@ -149,6 +149,7 @@ FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTil
 void CudaBackend::add_whole_call(const ForwardCall& call, FewRowsArgs& args) const {
   const TensorView& ids = call.topk_ids_TK;
   const TensorView& scores = call.topk_scores_TK;
+  args.call = call.index;
   args.state = memory_.buffer_of<CallState>(buffer_name::kCallState);
   args.arrivals = memory_.buffer_of<std::uint32_t>(buffer_name::kArrivals);
   args.record = {.row_origin = metadata_.row_origin,

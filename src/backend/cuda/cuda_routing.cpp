@@ -28,7 +28,8 @@ void CudaBackend::meet_before_combine(const ForwardCall& call) {
 }
 
 PublishArgs CudaBackend::publish_args(const ForwardCall& call) const {
-  return {.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
+  return {.head = {.call = call.index, .rank = setup_.rank},
+          .state = memory_.buffer_of<CallState>(buffer_name::kCallState),
           .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
           .ids_window = memory_.address(buffer_name::kIdWindow),
           .x_window = memory_.address(buffer_name::kDispatchWindow),
@@ -43,7 +44,6 @@ PublishArgs CudaBackend::publish_args(const ForwardCall& call) const {
           .scores_window = score_window(),
           .scores_are_bf16 = call.topk_scores_TK.dtype == DType::kBF16,
           .ids_are_64_bit = call.topk_ids_TK.dtype == DType::kI64,
-          .rank = setup_.rank,
           .num_tokens = static_cast<std::int32_t>(call.num_tokens),
           .top_k = static_cast<std::int32_t>(setup_.config.top_k),
           .num_experts = static_cast<std::int32_t>(setup_.config.num_experts),
@@ -58,7 +58,7 @@ void CudaBackend::publish(const ForwardCall& call, const std::optional<Error>& r
   const DeviceScope scope(setup_.device);
   if (refusal) follow_last_call(stream);
   PublishArgs args = publish_args(call);
-  args.is_refused = refusal.has_value() ? 1 : 0;
+  if (refusal) args.head.refusal = static_cast<std::int32_t>(refusal->code());
   DISTMOE_CUDA_CHECK(launch_publish(args, choice_.publish_blocks, stream));
   meet_peers(PeerBarrier::kPublished, stream);
   if (refusal) end_refused_call(*refusal, stream);

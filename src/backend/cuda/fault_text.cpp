@@ -33,7 +33,7 @@ void throw_fault(const FaultRecord& fault, std::int64_t call, const BackendSetup
           concat("call ", call, ": rows of gather chunk ", fault.index, " did not arrive on rank ",
                  setup.rank, " within ", setup.timeout.count(), " ms"));
     case FaultKind::kRefusedByPeer:
-      throw_error(ErrorCode::kInvalidArgument,
+      throw_error(static_cast<ErrorCode>(fault.actual),
                   concat("rank ", fault.rank, " refused its arguments of call ", call,
                          " (this is rank ", setup.rank, ")"));
     case FaultKind::kFailedOnPeer:

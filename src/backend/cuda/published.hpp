@@ -14,7 +14,7 @@ namespace distmoe::cuda {
 struct alignas(128) PublishedHeader {
   std::int64_t num_tokens;
   std::int64_t bad_route;  ///< smallest token * K + k whose id is illegal, or kNoBadRoute
-  std::int64_t bad_id;     ///< of bad_route
+  std::int64_t bad_id;     ///< of bad_route; of a refused call its ErrorCode
 };
 static_assert(sizeof(PublishedHeader) == 128);
 

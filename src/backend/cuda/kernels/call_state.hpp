@@ -10,9 +10,18 @@
 
 namespace distmoe::cuda {
 
+inline constexpr std::int32_t kNotRefused = -1;
+
+/// What the host says of a call. All hosts count calls alike; a replay has the number of the call
+/// that was captured.
+struct CallHead {
+  std::int64_t call = 0;
+  std::int32_t rank = 0;
+  std::int32_t refusal = kNotRefused;  ///< or the ErrorCode for which it refuses its arguments
+};
+
 /// Epochs count on the device, so that a replayed graph counts too.
 struct alignas(128) CallState {
-  std::uint64_t num_calls;
   std::uint32_t barrier_epoch[kNumBarriers];
   std::uint32_t gather_epoch;
   /// Blocks of publish_route that have done their part; 0 between calls.

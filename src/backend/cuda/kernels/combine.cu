@@ -35,7 +35,8 @@ __device__ void fail(const CombineArgs& args, uint4* y, int num_vectors) {
   if (blockIdx.x == 0 && threadIdx.x == 0) keep_first_fault(*args.state, *args.frame);
 }
 
-/// By whole blocks; bounded by what bounds the first one's wait.
+/// By whole blocks. The first one's wait is bounded, and it tells the others whatever came of it,
+/// so that theirs is bounded too.
 __device__ void meet_peers_first(const CombineArgs& args) {
   if (args.meets_peers == 0) return;
   if (blockIdx.x == 0) {
@@ -80,7 +81,8 @@ __device__ void find_rstd(const CombineArgs& args, const std::int32_t* ids, cons
 }
 
 template <typename Sums>
-__global__ void __launch_bounds__(kMostCombineThreads) combine(const __grid_constant__ CombineArgs args) {
+__global__ void __launch_bounds__(kMostCombineThreads)
+    combine(const __grid_constant__ CombineArgs args) {
   extern __shared__ float scores[];  // [K], then the ids [K], then with a norm rstd [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
   auto* rstd = reinterpret_cast<float*>(ids + args.top_k);

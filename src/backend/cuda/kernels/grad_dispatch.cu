@@ -9,6 +9,7 @@
 //               shared memory; a warp takes a route
 #include <cub/block/block_scan.cuh>
 
+#include "backend/cuda/kernels/begin_call.cuh"
 #include "backend/cuda/kernels/grad_dispatch.hpp"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/norm_row.cuh"
@@ -51,9 +52,10 @@ __global__ void publish_grad(const __grid_constant__ PublishGradArgs args) {
 /// The lowest rank whose host refused its arguments. The same on every rank.
 __device__ void check_refusals(const ListGroupsArgs& args) {
   for (int rank = 0; rank < args.num_ranks; ++rank) {
-    if (published_header(args.windows[rank].ids)->bad_route != kRefusedCall) continue;
+    const PublishedHeader header = *published_header(args.windows[rank].ids);
+    if (header.bad_route != kRefusedCall) continue;
     args.frame->failed = 1;
-    args.frame->fault = {FaultKind::kRefusedByPeer, rank, 0, 0, 0};
+    args.frame->fault = refusal_of(rank, header);
     return;
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The routing of a call of few tokens by one block, with the ids of all ranks and its tables in
-// shared memory. What routing.cuh does chunk after chunk is done here for all ranks' tokens at once,
-// one after the other as if they were one chunk: the same rows in the same order.
+// shared memory. What routing.cuh does chunk after chunk is done here for all ranks' tokens at
+// once, one after the other as if they were one chunk: the same rows in the same order.
 #pragma once
 
 #include "backend/cuda/kernels/routing.cuh"
@@ -114,8 +114,7 @@ __device__ inline void place_joined(const RouteArgs& args, const PublishedIds& p
   const WarpPart part(tokens.first_token[args.num_ranks] * args.top_k, warp, kJoinedThreads);
   const auto expert_of = [&](int route) {
     const int index = route / args.top_k;
-    return local.index(
-        JoinedToken(args, published, tokens, index).ids[route - index * args.top_k]);
+    return local.index(JoinedToken(args, published, tokens, index).ids[route - index * args.top_k]);
   };
   walk_warp_part(part, expert_of, own_counts, [](int, int, int) {});
   __syncthreads();

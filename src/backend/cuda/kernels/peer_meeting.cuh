@@ -112,7 +112,7 @@ __device__ inline void lose_peers(const PeerBarrierArgs& args, const Meeting& me
              meeting.epoch / kEpochStep, seen / kEpochStep};
   }
   args.state->lost = fault;
-  args.state->lost_call = static_cast<std::int64_t>(args.state->num_calls);
+  args.state->lost_call = args.frame->call;
   if (meeting.has_failed != 0) return;
   args.frame->failed = 1;
   args.frame->fault = fault;

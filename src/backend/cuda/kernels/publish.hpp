@@ -10,6 +10,7 @@
 namespace distmoe::cuda {
 
 struct PublishArgs {
+  CallHead head{};
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
   std::uint64_t ids_window = 0;
@@ -24,9 +25,7 @@ struct PublishArgs {
   std::int64_t score_k_stride = 0;
   std::uint64_t scores_window = 0;  ///< FP32 [T, K]; 0: nobody else reads scores
   std::int32_t scores_are_bf16 = 0;
-  std::int32_t is_refused = 0;  ///< the host refused its arguments: peers shall fail too
   std::int32_t ids_are_64_bit = 0;
-  std::int32_t rank = 0;
   std::int32_t num_tokens = 0;
   std::int32_t top_k = 0;
   std::int32_t num_experts = 0;

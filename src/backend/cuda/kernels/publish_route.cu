@@ -45,7 +45,7 @@ __device__ void begin_and_publish_ids(const PublishArgs& args) {
   const float score = has_score ? load_score(args, route) : 0.0f;
   if (threadIdx.x == 0) bad_route = kNoBadRoute;
   const bool is_silent = is_lost(*args.state);
-  if (threadIdx.x == 0) *args.frame = next_frame(*args.state, false, args.rank);
+  if (threadIdx.x == 0) *args.frame = next_frame(*args.state, args.head);
   if (is_silent) return;
   if (has_score) reinterpret_cast<float*>(args.scores_window)[route] = score;
   if (has_route) publish_id(args, route, id, &bad_route);
@@ -110,8 +110,8 @@ __device__ PublishedIds copy_published(const PublishRouteArgs& args, unsigned ch
 }
 
 /// Writes to `moved` the arguments of the routing with frame and tables in shared memory, where it
-/// looks at them many times, each time in a few cycles instead of a round trip to L2. They lie there
-/// themselves: a copy in registers would spill. By one thread.
+/// looks at them many times, each time in a few cycles instead of a round trip to L2. They lie
+/// there themselves: a copy in registers would spill. By one thread.
 __device__ void move_to_shared_memory(const RouteArgs& args, unsigned char* shared,
                                       const PublishRouteLayout& layout, CallFrame& frame,
                                       RouteArgs& moved) {
@@ -175,8 +175,7 @@ __global__ void __launch_bounds__(kJoinedThreads, 1)
   if (threadIdx.x == 0) move_to_shared_memory(args.route, shared, layout, frame, moved);
   copy_frame(frame, *args.route.frame);
   const PublishedIds published = copy_published(args, shared);
-  route_joined(moved, published, storage,
-               reinterpret_cast<std::uint16_t*>(shared + layout.counts),
+  route_joined(moved, published, storage, reinterpret_cast<std::uint16_t*>(shared + layout.counts),
                reinterpret_cast<std::int32_t*>(shared + layout.gather_rows));
   __syncthreads();
   copy_out(moved, args.route);

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "backend/cuda/kernels/begin_call.cuh"
+#include "backend/cuda/kernels/expert_id.cuh"
 #include "backend/cuda/kernels/publish.hpp"
 #include "backend/cuda/kernels/score.cuh"
 
@@ -24,24 +25,15 @@ struct PublishingThreads {
   std::int64_t count;
 };
 
-__device__ inline std::int64_t load_id(const PublishArgs& args, std::int64_t route) {
-  const std::int64_t token = route / args.top_k;
-  const std::int64_t k = route % args.top_k;
-  const std::int64_t offset = token * args.id_token_stride + k * args.id_k_stride;
-  return args.ids_are_64_bit ? static_cast<const std::int64_t*>(args.ids)[offset]
-                             : static_cast<const std::int32_t*>(args.ids)[offset];
-}
-
 __device__ inline PublishedHeader* header_of(const PublishArgs& args) {
   return reinterpret_cast<PublishedHeader*>(args.ids_window);
 }
 
 /// By one thread.
 __device__ inline void begin_call(const PublishArgs& args) {
-  const bool is_refused = args.is_refused != 0;
-  const CallFrame frame = next_frame(*args.state, is_refused, args.rank);
+  const CallFrame frame = next_frame(*args.state, args.head);
   *args.frame = frame;
-  publish_header(frame, args.ids_window, args.num_tokens, is_refused);
+  publish_header(frame, args.ids_window, args.num_tokens);
 }
 
 __device__ inline std::int64_t num_routes(const PublishArgs& args) {

@@ -18,7 +18,8 @@ __global__ void count(const __grid_constant__ RouteArgs args) {
   count_chunk(args, Chunk(args, PublishedIds(args), static_cast<int>(blockIdx.x)), counts);
 }
 
-__global__ void __launch_bounds__(kRouteScanThreads, 1) scan(const __grid_constant__ RouteArgs args) {
+__global__ void __launch_bounds__(kRouteScanThreads, 1)
+    scan(const __grid_constant__ RouteArgs args) {
   __shared__ RouteScan<kRouteScanThreads> storage;
   ptx::wait_for_earlier_kernels();
   if (args.frame->failed != 0) return;

@@ -22,6 +22,7 @@
 #include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
+#include "backend/cuda/kernels/begin_call.cuh"
 #include "backend/cuda/kernels/route.hpp"
 #include "backend/cuda/tile/token_tiling.hpp"
 #include "plan/expert_partition.hpp"
@@ -66,8 +67,8 @@ struct Chunk {
     const std::int64_t left = published_header(window)->num_tokens - first_token;
     num_tokens = static_cast<int>(min(max(left, std::int64_t{0}), std::int64_t{kRouteChunkTokens}));
     ids = published_ids(window) + first_token * args.top_k;
-    scores = reinterpret_cast<const float*>(window + args.sums.score_offset) +
-             first_token * args.top_k;
+    scores =
+        reinterpret_cast<const float*>(window + args.sums.score_offset) + first_token * args.top_k;
   }
 };
 
@@ -127,7 +128,7 @@ __device__ inline void check_ids(const RouteArgs& args, const PublishedIds& publ
     const PublishedHeader header = *published_header(published.of(rank));
     if (header.bad_route == kNoBadRoute) continue;
     if (header.bad_route == kRefusedCall) {
-      fail(args, {FaultKind::kRefusedByPeer, rank, 0, 0, 0});
+      fail(args, refusal_of(rank, header));
       return;
     }
     fail(args, {FaultKind::kBadExpertId, rank, header.bad_route, args.num_experts, header.bad_id});
@@ -288,8 +289,14 @@ struct ExpertPart {
 __device__ inline TileGroup tile_group(int expert, const ExpertPart& part, std::int32_t first_pair,
                                        bool needs_gather) {
   const TokenTiling tiling = token_tiling(part.rows);
-  return {expert,           part.begin,           part.rows,           first_pair,
-          tiling.num_pairs, tiling.rows_per_tile, needs_gather ? 1 : 0, 0};
+  return {expert,
+          part.begin,
+          part.rows,
+          first_pair,
+          tiling.num_pairs,
+          tiling.rows_per_tile,
+          needs_gather ? 1 : 0,
+          0};
 }
 
 /// Lists the groups of W13 part after part, those of all experts: own rows, which need not wait for
@@ -306,8 +313,7 @@ __device__ void list_parted_groups(const RouteArgs& args, const LocalExperts& lo
     return ExpertPart(args, local, expert, is_lower ? 0 : args.rank + 1,
                       is_lower ? args.rank : args.num_ranks);
   };
-  const auto num_parts =
-      static_cast<int>(max_groups_per_expert(Product::kW13, args.num_ranks));
+  const auto num_parts = static_cast<int>(max_groups_per_expert(Product::kW13, args.num_ranks));
   const ExpertSums all = scan.over_experts(
       local.count * num_parts,
       [&](int i) {
@@ -324,8 +330,8 @@ __device__ void list_parted_groups(const RouteArgs& args, const LocalExperts& lo
   }
 }
 
-/// Rows of every expert and rank, and before each chunk. Whether the call goes on: it may fail here,
-/// and all threads have read until now that it has not. By the whole block.
+/// Rows of every expert and rank, and before each chunk. Whether the call goes on: it may fail
+/// here, and all threads have read until now that it has not. By the whole block.
 __device__ inline bool sum_rows(const RouteArgs& args, const PublishedIds& published) {
   __syncthreads();  // all have read it before one may write it
   if (threadIdx.x == 0) check_ids(args, published);

@@ -46,8 +46,7 @@ __global__ void push_slot_layer(const __grid_constant__ SlotArgs args) {
 }
 
 __global__ void begin_backward(const __grid_constant__ SlotArgs args) {
-  const bool is_refused = args.is_refused != 0;
-  CallFrame frame = next_frame(*args.state, is_refused, args.limits.rank);
+  CallFrame frame = next_frame(*args.state, args.head);
   TrainingFrame training{};
   if (frame.failed == 0 && !args.layer->is_live) {
     frame.failed = 1;
@@ -62,7 +61,7 @@ __global__ void begin_backward(const __grid_constant__ SlotArgs args) {
   }
   *args.frame = frame;
   *args.training = training;
-  publish_header(frame, args.ids_window, args.num_tokens, is_refused);
+  publish_header(frame, args.ids_window, args.num_tokens);
 }
 
 __global__ void pop_slot_layer(const __grid_constant__ SlotArgs args) {

@@ -16,6 +16,7 @@ namespace distmoe::cuda {
 
 /// One saved layer, where it lives until its backward, and what its call needs to be decided.
 struct SlotArgs {
+  CallHead head{};  ///< of a backward
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
   TrainingFrame* training = nullptr;
@@ -34,7 +35,6 @@ struct SlotArgs {
   std::int64_t scratch_h1 = 0;
   std::uint64_t ids_window = 0;
   std::int64_t num_tokens = 0;
-  std::int32_t is_refused = 0;
 };
 
 /// Loads the kernels on the current device; once, outside of captures, before any call.
@@ -46,7 +46,7 @@ cudaError_t launch_push_layer(const SlotArgs& args, cudaStream_t stream);
 
 /// Begins a backward as launch_publish() does a forward: the frame, the published header and where
 /// the forward's activations are. The backward of a failed forward fails too, without a fault of
-/// its own. Of a refused one no more than state, frame, training, ids_window and the rank is read.
+/// its own. Of a refused one no more than head, state, frame, training and ids_window is read.
 cudaError_t launch_begin_backward(const SlotArgs& args, cudaStream_t stream);
 
 /// Gives the layer's bytes back.

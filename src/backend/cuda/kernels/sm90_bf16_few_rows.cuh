@@ -67,8 +67,8 @@ __device__ __forceinline__ std::uint32_t* stored_tiles(const FewRowsArgs& args,
 /// number.
 __device__ inline void end_few_rows_call(const FewRowsArgs& args, const FewRowsTables& tables) {
   CallState& state = *args.state;
-  ++state.num_calls;
   CallFrame frame{};
+  frame.call = args.call;
   frame.num_rows = tables.num_rows;
   if (has_failed(args, tables)) {
     frame.failed = 1;

@@ -36,6 +36,7 @@ struct FewRowsArgs {
   GroupedGemmArgs w13;
   GroupedGemmArgs w2;
 
+  std::int64_t call = 0;  ///< see CallHead
   CallState* state = nullptr;
   /// [tiles of W2's rows, T]: results that a token has in a tile's columns; 0 between calls.
   std::uint32_t* arrivals = nullptr;

@@ -168,7 +168,8 @@ std::vector<NamedLaunch> forward_launches(const ChoiceInputs& inputs, const Cont
   add(inputs.num_ranks > 1 && !joins_meeting_and_combine(inputs, choice, num_tokens),
       "peer_barrier", kPeerBarrierLaunch);
   if (per_rank) {
-    add(num_tokens > 0, "combine_ranks", combine_ranks_launch(num_tokens, inputs.top_k, inputs.hidden_dim));
+    add(num_tokens > 0, "combine_ranks",
+        combine_ranks_launch(num_tokens, inputs.top_k, inputs.hidden_dim));
   } else {
     add(num_tokens > 0, "combine", combine_launch(num_tokens, inputs.top_k, inputs.hidden_dim));
   }

@@ -123,7 +123,6 @@ struct PublishRouteLayout {
 /// Of dynamic shared memory at most.
 inline constexpr std::int64_t kMostPublishRouteBytes = 96 * 1024;
 
-
 /// A block for the ids, the others for x.
 constexpr LaunchShape publish_route_launch(const PublishRouteSizes& sizes, std::int64_t num_tokens,
                                            std::int64_t row_bytes, std::int64_t most_copy_blocks) {
