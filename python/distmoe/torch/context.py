@@ -143,6 +143,12 @@ def create_context(
         chosen = torch.device("cuda", torch.cuda.current_device())
     if chosen.type not in ("cpu", "cuda"):
         raise distmoe.InvalidArgumentError(f"device is {chosen}; legal are cpu and cuda")
+    # The library would learn of it from an allocation that ends the capture.
+    if chosen.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise distmoe.UnsupportedError(
+            "the current stream is being captured into a CUDA graph: a context allocates memory "
+            "and is created before the capture begins"
+        )
     core = distmoe.Context.create(
         config,
         _communicator(group, chosen, config.timeout),

@@ -310,7 +310,12 @@ void CudaBackend::check_stream(std::int64_t call, void* stream) {
   const auto handle = static_cast<cudaStream_t>(stream);
   const bool is_default = handle == cudaStreamLegacy || handle == cudaStreamPerThread;
   int device = setup_.device;
-  if (!is_default && cudaStreamGetDevice(handle, &device) != cudaSuccess) cudaGetLastError();
+  // NOTE: to ask for a stream's device would end a capture of it.
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+  if (!is_default && cudaStreamIsCapturing(handle, &capture) == cudaSuccess &&
+      capture == cudaStreamCaptureStatusNone) {
+    DISTMOE_CUDA_CHECK(cudaStreamGetDevice(handle, &device));
+  }
   DISTMOE_CHECK(device == setup_.device, kInvalidArgument, "options.stream is of CUDA device ",
                 device, "; this context's is ", setup_.device);
   // Every thread has a cudaStreamPerThread of its own.
