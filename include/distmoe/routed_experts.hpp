@@ -69,11 +69,12 @@ struct CallOptions {
   /// has them on the way), and Context::check() or last_call() says when y is. For work on the
   /// default stream give cudaStreamLegacy.
   ///
-  /// Ranks that share a device need a stream each: kernels of one wait for those of the other. Two
-  /// ranks of a context that give one stream for a call get invalid_argument. Nobody finds streams
-  /// that CUDA orders among each other (the legacy default stream of one, a blocking stream of the
-  /// other), or one that ranks share between calls of different contexts: such calls wait until the
-  /// timeout and are peer_lost.
+  /// Ranks that share a device need a stream each: kernels of one wait for those of the other. Of
+  /// two ranks of a context that give one stream for a call the second gets invalid_argument at
+  /// once, the first hears of it at its timeout at the latest. Nobody finds streams that CUDA
+  /// orders among each other (the legacy default stream of one, a blocking stream of the other), or
+  /// one that ranks share between calls of different contexts: such calls wait until the timeout
+  /// and are peer_lost.
   void* stream = nullptr;
   /// Of a forward; a backward takes its forward's.
   std::optional<PostExpertNorm> norm = std::nullopt;
