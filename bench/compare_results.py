@@ -7,7 +7,8 @@
 Compares, row by row, the ratios to the products and to the peers of the same round (within 3
 percent) and, of rows that memory decides, the medians (within 5). A row that either run calls
 unstable is shown but does not count. Exit code 0 where all that counts agrees, 1 where something
-does not, 2 where a file is no result or the files have no row in common.
+does not or a row is of one run alone, 2 where a file is no result, names a call twice or is of
+another machine, or where nothing counts.
 """
 import json
 import pathlib
@@ -22,6 +23,7 @@ CALL = ("shape", "tokens", "ranks", "engine", "backend", "precision", "mode", "g
 def read(path):
     """Title and figures of every row, by the call that it is of."""
     rows = {}
+    machines = set()
     for number, line in enumerate(pathlib.Path(path).read_text(encoding="utf-8").splitlines(), 1):
         if not line.strip():
             continue
@@ -29,10 +31,20 @@ def read(path):
             row = json.loads(line)
             key = tuple(row[name] for name in CALL)
             title = f"{row['shape']}, {row['mode']}, T={row['tokens']}, P={row['ranks']}"
-            rows[key] = title, list(figures(row))
-        except (ValueError, TypeError, KeyError) as problem:
+            if key in rows:
+                raise ValueError(f"the file has {title} twice")
+            rows[key] = title, [checked(figure) for figure in figures(row)]
+            machines.add(row["machine"])
+        except (ValueError, TypeError, KeyError, RecursionError) as problem:
             raise SystemExit(f"{path} line {number} is no result: {problem}") from problem
-    return rows
+    return rows, machines
+
+
+def checked(figure):
+    name, value, *_ = figure
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} is {value}")
+    return figure
 
 
 def is_of_memory(row):
@@ -77,19 +89,30 @@ def main():
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        first, second = (read(path) for path in sys.argv[1:])
-    except (OSError, SystemExit) as problem:
+        (first, machines), (second, other_machines) = (read(path) for path in sys.argv[1:])
+    except (OSError, UnicodeDecodeError, SystemExit) as problem:
         print(problem, file=sys.stderr)
+        return 2
+    if len(machines | other_machines) > 1:
+        print("the rows are of several machines: " + "; ".join(sorted(machines | other_machines)),
+              file=sys.stderr)
         return 2
     lines, num_far = compare(first, second)
     if not lines:
         print("the files have no row in common that could be compared", file=sys.stderr)
         return 2
     print("\n".join(lines))
+    alone = sorted(rows[key][0] for rows, others in ((first, second), (second, first))
+                   for key in rows if key not in others)
+    for title in alone:
+        print(f"{title:44} in one of the runs alone")
     verdicts = [line.rsplit(None, 1)[-1] for line in lines]
-    print(f"{verdicts.count('agree')} agree, {num_far} differ, {verdicts.count('unstable')} of "
+    num_agreeing = verdicts.count("agree")
+    print(f"{num_agreeing} agree, {num_far} differ, {verdicts.count('unstable')} of "
           "unstable rows do not count")
-    return 1 if num_far else 0
+    if num_agreeing + num_far == 0:
+        return 2
+    return 1 if num_far or alone else 0
 
 
 if __name__ == "__main__":

@@ -19,7 +19,11 @@ PART = re.compile(r"(<!-- results: ([^\n]*) -->\n).*?(<!-- end of results -->)",
 
 
 def main():
-    program, *flags = sys.argv[1:]
+    arguments = sys.argv[1:]
+    if len(arguments) not in (1, 2) or arguments[1:] not in ([], ["--check"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    program = arguments[0]
 
     def tables(part):
         files = [str(ROOT / name) for name in part[2].split()]
@@ -28,11 +32,14 @@ def main():
         return part[1] + "\n" + made + "\n" + part[3]
 
     old = PAGE.read_text(encoding="utf-8")
+    if any("<!-- results:" in part[0][len(part[1]):] for part in PART.finditer(old)):
+        print(f"{PAGE} has results whose end is not marked", file=sys.stderr)
+        return 1
     new, num_parts = PART.subn(tables, old)
     if num_parts == 0:
         print(f"{PAGE} has no results", file=sys.stderr)
         return 1
-    if "--check" not in flags:
+    if "--check" not in arguments:
         PAGE.write_text(new, encoding="utf-8")
     elif new != old:
         print(f"{PAGE} is not what its results say: run {__file__} {program}", file=sys.stderr)

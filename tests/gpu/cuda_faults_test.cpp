@@ -181,21 +181,21 @@ TEST_F(CudaFaults, OfRanksOfOneDeviceThatShareAStreamTheSecondIsRefusedAtOnce) {
       conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
   const Stream shared(0);
   std::atomic<int> refused = 0;
-  on_every_rank(problem, {.devices = {0, 0}, .counts = {12, 12}},
-                [&](Context& context, DeviceCall& call, Communicator&) {
-                  const Outcome outcome = outcome_of([&] {
-                    routed_experts(context, call.input(), call.weights(), call.y.view(),
-                                   {.stream = shared.get()});
-                    context.check();
-                  });
-                  ASSERT_TRUE(outcome.code.has_value());
-                  if (outcome.message.find("options.stream is also that of a peer") !=
-                      std::string::npos) {
-                    ++refused;
-                    EXPECT_EQ(*outcome.code, ErrorCode::kInvalidArgument);
-                    EXPECT_LT(outcome.seconds, 10.0);
-                  }
-                });
+  on_every_rank(
+      problem, {.devices = {0, 0}, .counts = {12, 12}},
+      [&](Context& context, DeviceCall& call, Communicator&) {
+        const Outcome outcome = outcome_of([&] {
+          routed_experts(context, call.input(), call.weights(), call.y.view(),
+                         {.stream = shared.get()});
+          context.check();
+        });
+        ASSERT_TRUE(outcome.code.has_value());
+        if (outcome.message.find("options.stream is also that of a peer") != std::string::npos) {
+          ++refused;
+          EXPECT_EQ(*outcome.code, ErrorCode::kInvalidArgument);
+          EXPECT_LT(outcome.seconds, 10.0);
+        }
+      });
   EXPECT_EQ(refused, 1);
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Invariant: two runs agree where every stable ratio is within 3 percent and every stable median of
-a row that memory decides within 5; anything else is told by the exit code.
+a row that memory decides within 5, and both have the same rows; anything else is told by the exit
+code.
 
     compare_results_test.py SCRIPT
 """
@@ -20,7 +21,7 @@ def row(**changes):
     whole = {"shape": "A", "tokens": 64, "ranks": 1, "engine": "threads", "backend": "cuda",
              "precision": "bf16", "mode": "forward", "graph": False, "routing": "uniform",
              "combine": "per_route", "activation_policy": None, "recompute": None,
-             "median_us": 1000.0, "unstable": False, "bound_ratio": 1.25, "flops": 1e12,
+             "machine": "H200", "median_us": 1000.0, "unstable": False, "bound_ratio": 1.25, "flops": 1e12,
              "weight_bytes": 1e9, "dense_tflops": 700.0, "copy_tb_s": 4.2,
              "peers": [{"name": "torch loop", "ratio": 2.0, "unstable": False}]}
     return whole | changes
@@ -58,9 +59,28 @@ class CompareResults(unittest.TestCase):
         self.assertRegex(run.stdout, r"median us .* DIFFER")
 
     def test_unstable_rows_do_not_count(self):
-        run = self.compare([row()], [row(bound_ratio=2.0, unstable=True)])
+        other = row(tokens=1)
+        run = self.compare([row(), other], [row(bound_ratio=2.0, unstable=True), other])
         self.assertEqual(run.returncode, 0)
-        self.assertIn("0 differ, 2 of unstable rows do not count", run.stdout)
+        self.assertIn("2 agree, 0 differ, 2 of unstable rows do not count", run.stdout)
+        self.assertEqual(self.compare([row()], [row(unstable=True)]).returncode, 2)
+
+    def test_a_row_of_one_run_alone_does_not_agree(self):
+        for first, second in (([row(), row(tokens=1)], [row()]), ([row()], [row(), row(tokens=1)])):
+            run = self.compare(first, second)
+            self.assertEqual(run.returncode, 1)
+            self.assertRegex(run.stdout, r"T=1, P=1 +in one of the runs alone")
+
+    def test_what_cannot_be_compared_is_refused_in_words(self):
+        for second, words in (([row(machine="B200")], "several machines: B200; H200"),
+                              ([row(), row()], "T=64, P=1 twice"),
+                              ([row(bound_ratio=0)], "x bound is 0"),
+                              ([row(bound_ratio="1")], "no result"),
+                              ([row(median_us=None, **OF_MEMORY)], "no result"),
+                              ([row(bound_ratio=float("nan"))], "x bound is nan")):
+            run = self.compare([row()], second)
+            self.assertEqual(run.returncode, 2, words)
+            self.assertIn(words, run.stderr)
 
     def test_rows_without_a_partner_and_files_that_are_no_results_are_refused(self):
         self.assertEqual(self.compare([row()], [row(tokens=65)]).returncode, 2)

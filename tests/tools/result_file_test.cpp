@@ -109,6 +109,12 @@ TEST(ResultFile, RefusesWhatIsNoResult) {
   text = sample_lines();
   text.replace(text.find("\"median_us\":200.0"), 17, "\"median_us\":0.0");
   EXPECT_NE(refusal_of(text).find("legal: all more than 0"), std::string::npos);
+  // Axes are logarithmic.
+  for (const char* rate : {"0.0", "-1.0"}) {
+    text = sample_lines();
+    text.replace(text.find("\"dense_tflops\":0.25"), 19, std::string("\"dense_tflops\":") + rate);
+    EXPECT_NE(refusal_of(text).find("dense_tflops is"), std::string::npos) << refusal_of(text);
+  }
 }
 
 TEST(ResultFile, AFileThatIsNotThereIsIo) {

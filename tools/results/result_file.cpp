@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "results/result_file.hpp"
 
+#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -123,6 +124,26 @@ std::string ResultRow::call() const {
   return text;
 }
 
+namespace {
+
+/// Axes are logarithmic: a rate is more than 0, or absent.
+void check_rates(const ResultRow& row, const std::string& place) {
+  const auto check = [&](const char* name, const std::optional<double>& rate) {
+    DISTMOE_CHECK(!rate || (*rate > 0.0 && std::isfinite(*rate)), kInvalidArgument, place, ": ",
+                  name, " is ", *rate, "; legal: null or more than 0");
+  };
+  check("tflops", row.tflops);
+  check("bound_us", row.bound_us);
+  check("bound_ratio", row.bound_ratio);
+  check("dense_tflops", row.dense_tflops);
+  check("copy_tb_s", row.copy_tb_s);
+  check("read_tb_s", row.read_tb_s);
+  check("link_gb_s", row.link_gb_s);
+  if (row.tflops) check("flops", row.flops);
+}
+
+}  // namespace
+
 std::vector<ResultRow> parse_results(std::string_view text, const std::string& source) {
   std::vector<ResultRow> rows;
   for (int number = 1; !text.empty(); ++number) {
@@ -141,6 +162,7 @@ std::vector<ResultRow> parse_results(std::string_view text, const std::string& s
     DISTMOE_CHECK(row.median_us > 0.0 && row.tokens > 0 && row.ranks > 0, kInvalidArgument, place,
                   ": median_us is ", row.median_us, ", tokens ", row.tokens, ", ranks ", row.ranks,
                   "; legal: all more than 0");
+    check_rates(row, place);
   }
   return rows;
 }

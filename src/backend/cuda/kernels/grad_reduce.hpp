@@ -14,11 +14,11 @@ struct GradReduceArgs {
   CallState* state = nullptr;
   const CallFrame* frame = nullptr;
   const TrainingFrame* training = nullptr;
-  std::uint64_t route_grads = 0;       ///< BF16 [T, K, D]
-  const std::int32_t* ids = nullptr;   ///< [T, K] of the forward
+  std::uint64_t route_grads = 0;      ///< BF16 [T, K, D]
+  const std::int32_t* ids = nullptr;  ///< [T, K] of the forward
   /// [T, K] of a layer that was computed again, or has a norm.
   const float* score_grads = nullptr;
-  std::uint64_t dy = 0;                ///< BF16 [T, D]
+  std::uint64_t dy = 0;  ///< BF16 [T, D]
   std::int64_t dy_stride_bytes = 0;
   std::uint64_t grad_x = 0;  ///< BF16 [T, D]; 0: not asked for
   std::int64_t grad_x_stride_bytes = 0;

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kJoinedThreads, 1)
   ptx::let_next_kernel_start();
   __syncthreads();
   if (args.route.frame->failed != 0) return;
-  const PublishRouteLayout layout(sizes_of(args));
+  const PublishRouteLayout layout = publish_route_layout(sizes_of(args));
   auto& moved = *reinterpret_cast<RouteArgs*>(moved_args);
   if (threadIdx.x == 0) move_to_shared_memory(args.route, shared, layout, frame, moved);
   copy_frame(frame, *args.route.frame);

@@ -132,7 +132,7 @@ ContextChoice choose_kernels(const ChoiceInputs& inputs) {
 bool joins_publish_and_route(const ChoiceInputs& inputs, std::int64_t max_tokens) {
   if (inputs.num_ranks == 1 || inputs.num_ranks > kMostJoinedRanks) return false;
   if (max_tokens > kRouteChunkTokens) return false;
-  const PublishRouteLayout layout(
+  const PublishRouteLayout layout = publish_route_layout(
       {.num_ranks = inputs.num_ranks,
        .max_tokens = max_tokens,
        .top_k = inputs.top_k,

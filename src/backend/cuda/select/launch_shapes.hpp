@@ -100,25 +100,26 @@ struct PublishRouteLayout {
   std::int64_t gather_rows = 0;      ///< int32 [P, max_tokens]
   std::int64_t counts = 0;           ///< uint16 [warps, L]
   std::int64_t bytes = 0;
-
-  DISTMOE_HOST_DEVICE constexpr explicit PublishRouteLayout(const PublishRouteSizes& sizes) {
-    constexpr std::int64_t kInt64 = sizeof(std::int64_t);
-    constexpr std::int64_t kInt32 = sizeof(std::int32_t);
-    groups = sizes.num_ranks * published_copy_bytes(sizes);
-    rows_per_rank = groups + num_groups(sizes) * cuda_layout::kTileGroupBytes;
-    rows_per_expert = rows_per_rank + sizes.num_ranks * kInt64;
-    chunk_counts = rows_per_expert + sizes.num_experts * kInt64;
-    expert_begin = chunk_counts + sizes.num_ranks * sizes.num_experts * kInt32;
-    gather_rows = expert_begin + (sizes.num_local_experts + 1) * kInt32;
-    counts = gather_rows + sizes.num_ranks * sizes.max_tokens * kInt32;
-    bytes = counts + kJoinedThreads / 32 * sizes.num_local_experts *
-                         static_cast<std::int64_t>(sizeof(std::uint16_t));
-  }
-
-  DISTMOE_HOST_DEVICE static constexpr std::int64_t num_groups(const PublishRouteSizes& sizes) {
-    return sizes.num_local_experts * cuda_layout::tile_groups_per_expert(sizes.num_ranks);
-  }
 };
+
+DISTMOE_HOST_DEVICE constexpr PublishRouteLayout publish_route_layout(
+    const PublishRouteSizes& sizes) {
+  constexpr std::int64_t kInt64 = sizeof(std::int64_t);
+  constexpr std::int64_t kInt32 = sizeof(std::int32_t);
+  const std::int64_t num_groups =
+      sizes.num_local_experts * cuda_layout::tile_groups_per_expert(sizes.num_ranks);
+  PublishRouteLayout layout;
+  layout.groups = sizes.num_ranks * published_copy_bytes(sizes);
+  layout.rows_per_rank = layout.groups + num_groups * cuda_layout::kTileGroupBytes;
+  layout.rows_per_expert = layout.rows_per_rank + sizes.num_ranks * kInt64;
+  layout.chunk_counts = layout.rows_per_expert + sizes.num_experts * kInt64;
+  layout.expert_begin = layout.chunk_counts + sizes.num_ranks * sizes.num_experts * kInt32;
+  layout.gather_rows = layout.expert_begin + (sizes.num_local_experts + 1) * kInt32;
+  layout.counts = layout.gather_rows + sizes.num_ranks * sizes.max_tokens * kInt32;
+  layout.bytes = layout.counts + kJoinedThreads / 32 * sizes.num_local_experts *
+                                     static_cast<std::int64_t>(sizeof(std::uint16_t));
+  return layout;
+}
 
 /// Of dynamic shared memory at most.
 inline constexpr std::int64_t kMostPublishRouteBytes = 96 * 1024;
@@ -129,7 +130,7 @@ constexpr LaunchShape publish_route_launch(const PublishRouteSizes& sizes, std::
   constexpr std::int64_t per_block = std::int64_t{16} * kJoinedThreads;
   const std::int64_t copy_blocks = (num_tokens * row_bytes + per_block - 1) / per_block;
   return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kJoinedThreads,
-          static_cast<std::int32_t>(PublishRouteLayout(sizes).bytes)};
+          static_cast<std::int32_t>(publish_route_layout(sizes).bytes)};
 }
 
 /// `blocks` are persistent: all resident together, in clusters of kClusterBlocks.
