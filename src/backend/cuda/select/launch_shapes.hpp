@@ -127,8 +127,8 @@ inline constexpr std::int64_t kMostPublishRouteBytes = 96 * 1024;
 /// A block for the ids, the others for x.
 constexpr LaunchShape publish_route_launch(const PublishRouteSizes& sizes, std::int64_t num_tokens,
                                            std::int64_t row_bytes, std::int64_t most_copy_blocks) {
-  constexpr std::int64_t per_block = std::int64_t{16} * kJoinedThreads;
-  const std::int64_t copy_blocks = (num_tokens * row_bytes + per_block - 1) / per_block;
+  constexpr std::int64_t kBlockBytes = std::int64_t{16} * kJoinedThreads;
+  const std::int64_t copy_blocks = (num_tokens * row_bytes + kBlockBytes - 1) / kBlockBytes;
   return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kJoinedThreads,
           static_cast<std::int32_t>(publish_route_layout(sizes).bytes)};
 }
