@@ -186,10 +186,10 @@ TEST(ForwardLaunches, AJoinedHeadHasABlockForIdsAndOthersForActivations) {
   EXPECT_EQ(head(0).blocks, 1);
   EXPECT_EQ(head(1).blocks, 2);
   EXPECT_EQ(head(128).blocks, 1 + 32);
-  // Headers and ids of both ranks; groups of 64 experts; rows of ranks and experts; rows of each
-  // rank; first rows; gather rows; counts of 32 warps.
+  // Headers and ids of both ranks; groups of 64 experts; rows of ranks and experts; rows and tokens
+  // of each rank before; first rows; counts of 8 warps.
   EXPECT_EQ(head(1).shared_bytes, 2 * (128 + 128 * 8 * 4) + 64 * 4 * 32 + (2 + 128) * 8 +
-                                      2 * 128 * 4 + 65 * 4 + 2 * 128 * 4 + 32 * 64 * 2);
+                                      (2 * 128 + 2) * 4 + 65 * 4 + 8 * 64 * 2);
 }
 
 TEST(ForwardLaunches, PerRankSendsSumsBeforeItMeetsThePeers) {

@@ -232,8 +232,8 @@ TEST(KernelChoice, PublishingAndRoutingJoinWhereOneBlockCanRoute) {
   inputs.num_ranks = 2;
   inputs.num_experts = 512;
   EXPECT_TRUE(joins_publish_and_route(inputs, 256));
-  inputs.num_experts = 1024;
-  EXPECT_FALSE(joins_publish_and_route(inputs, 1));  // 128 KB of groups and counts
+  inputs.num_experts = 2048;
+  EXPECT_FALSE(joins_publish_and_route(inputs, 1));  // 128 KB of groups
 }
 
 TEST(KernelChoice, CombineMeetsPeersWhereItsBlocksLeaveRoomForWhatPeersWaitFor) {

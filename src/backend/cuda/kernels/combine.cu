@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kMostCombineThreads)
   extern __shared__ float scores[];  // [K], then the ids [K], then with a norm rstd [K]
   auto* ids = reinterpret_cast<std::int32_t*>(scores + args.top_k);
   auto* rstd = reinterpret_cast<float*>(ids + args.top_k);
-  if (args.meets_peers != 0) fetch_windows(args.meeting);
+  if (args.meets_peers != 0) prefetch_windows(args.meeting);
   ptx::wait_for_earlier_kernels();
   const std::int64_t token = blockIdx.x;
   const int num_threads = static_cast<int>(blockDim.x);
@@ -166,7 +166,7 @@ constexpr int kFloatVectors = kColumns / 4;
 __global__ void __launch_bounds__(kMostCombineThreads)
     combine_ranks(const __grid_constant__ CombineArgs args) {
   extern __shared__ std::uint64_t storage[];
-  if (args.meets_peers != 0) fetch_windows(args.meeting);
+  if (args.meets_peers != 0) prefetch_windows(args.meeting);
   ptx::wait_for_earlier_kernels();
   const std::int64_t token = blockIdx.x;
   const int num_threads = static_cast<int>(blockDim.x);

@@ -20,9 +20,7 @@ __global__ void peer_barrier(const __grid_constant__ PeerBarrierArgs args) {
 
 __global__ void keep_loss(CallState* state) {
   ptx::wait_for_earlier_kernels();
-  CallFrame frame{};
-  frame.fault = state->lost;
-  keep_first_fault(*state, frame);
+  keep_first_fault(*state, state->lost, state->lost_call);
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ __device__ inline const std::uint32_t* word_of(const PeerBarrierArgs& args, int 
 }
 
 /// Brings the peers' addresses near, which a later meeting asks for when nothing hides its loads.
-__device__ inline void fetch_windows(const PeerBarrierArgs& args) {
+__device__ inline void prefetch_windows(const PeerBarrierArgs& args) {
   if (static_cast<int>(threadIdx.x) < args.num_ranks) ptx::prefetch(&args.windows[threadIdx.x]);
 }
 

@@ -11,11 +11,13 @@
 // share a device.
 #include "backend/cuda/kernels/publish_route.hpp"
 
-#include "backend/cuda/kernels/joined_routing.cuh"
 #include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
 #include "backend/cuda/kernels/peer_meeting.cuh"
 #include "backend/cuda/kernels/publishing.cuh"
+#include "backend/cuda/kernels/route_count.cuh"
+#include "backend/cuda/kernels/route_place.cuh"
+#include "backend/cuda/kernels/route_scan.cuh"
 #include "backend/cuda/ptx/flag.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 #include "backend/cuda/select/launch_shapes.hpp"
@@ -23,50 +25,80 @@
 namespace distmoe::cuda {
 namespace {
 
+static_assert(kRouteChunkThreads == kPublishThreads);
+
 /// Whether this rank has lost a peer. NOTE: read by one thread, since a host that leaves may change
 /// it meanwhile. By the whole block.
-__device__ bool is_lost(const CallState& state) {
-  __shared__ bool is_lost;
-  if (threadIdx.x == 0) is_lost = state.lost.kind != FaultKind::kNone;
+__device__ bool has_lost_a_peer(const CallState& state) {
+  __shared__ bool has_lost;
+  if (threadIdx.x == 0) has_lost = state.lost.kind != FaultKind::kNone;
   __syncthreads();
-  return is_lost;
+  return has_lost;
 }
 
-/// Block 0's part. All of its threads return when the ids are published. What a thread publishes
-/// first is on its way while the block asks whether it may, and the header comes last, so that
-/// nothing waits for a load of what was stored.
+/// What a thread publishes first, on its way while its block asks whether it may.
+template <typename Value>
+struct EarlyLoads {
+  std::int64_t first;
+  std::int64_t step;
+  std::int64_t count;  ///< of all threads
+  Value values[kPublishedAtOnce];
+
+  template <typename Load>
+  __device__ EarlyLoads(PublishingThreads threads, std::int64_t count, const Load& load)
+      : first(threads.first), step(threads.count), count(count) {
+#pragma unroll
+    for (int i = 0; i < kPublishedAtOnce; ++i) {
+      if (first + i * step < count) values[i] = load(first + i * step);
+    }
+  }
+  template <typename Store>
+  __device__ void store(const Store& store) const {
+#pragma unroll
+    for (int i = 0; i < kPublishedAtOnce; ++i) {
+      if (first + i * step < count) store(first + i * step, values[i]);
+    }
+  }
+  /// Those that come after.
+  __device__ PublishingThreads others() const { return {first + kPublishedAtOnce * step, step}; }
+};
+
+/// Block 0's part. All of its threads return when the ids are published. The header comes last, so
+/// that nothing waits for a load of what was stored.
 __device__ void begin_and_publish_ids(const PublishArgs& args) {
   __shared__ std::int64_t bad_route;
-  const std::int64_t route = threadIdx.x;
-  const PublishingThreads others = {route + kJoinedThreads, kJoinedThreads};
-  const bool has_route = route < num_routes(args);
-  const bool has_score = has_route && args.scores_window != 0;
-  const std::int64_t id = has_route ? load_id(args, route) : 0;
-  const float score = has_score ? load_score(args, route) : 0.0f;
+  const PublishingThreads threads = {threadIdx.x, kPublishThreads};
+  const EarlyLoads<std::int64_t> ids(threads, num_routes(args),
+                                     [&](std::int64_t route) { return load_id(args, route); });
+  const EarlyLoads<float> scores(threads, args.scores_window != 0 ? num_routes(args) : 0,
+                                 [&](std::int64_t route) { return load_score(args, route); });
   if (threadIdx.x == 0) bad_route = kNoBadRoute;
-  const bool is_silent = is_lost(*args.state);
+  const bool is_silent = has_lost_a_peer(*args.state);
   if (threadIdx.x == 0) *args.frame = next_frame(*args.state, args.head);
   if (is_silent) return;
-  if (has_score) reinterpret_cast<float*>(args.scores_window)[route] = score;
-  if (has_route) publish_id(args, route, id, &bad_route);
-  publish_scores(args, others);
-  publish_ids(args, others, &bad_route);
+  ids.store([&](std::int64_t route, std::int64_t id) { publish_id(args, route, id, &bad_route); });
+  scores.store([&](std::int64_t route, float score) {
+    reinterpret_cast<float*>(args.scores_window)[route] = score;
+  });
+  publish_ids(args, ids.others(), &bad_route);
+  publish_scores(args, ids.others());
   __syncthreads();
   if (threadIdx.x != 0) return;
   const std::int64_t bad_id = bad_route == kNoBadRoute ? 0 : load_id(args, bad_route);
   *header_of(args) = {args.num_tokens, bad_route, bad_id};
 }
 
-/// The other blocks' part, likewise.
-__device__ void publish_x(const PublishArgs& args) {
-  const std::int64_t vector =
-      (static_cast<std::int64_t>(blockIdx.x) - 1) * kJoinedThreads + threadIdx.x;
-  const std::int64_t step = (static_cast<std::int64_t>(gridDim.x) - 1) * kJoinedThreads;
-  const bool has_vector = vector < num_vectors(args);
-  const uint4 value = has_vector ? load_vector(args, vector) : uint4{};
-  if (is_lost(*args.state)) return;
-  if (has_vector) reinterpret_cast<uint4*>(args.x_window)[vector] = value;
-  publish_x(args, {vector + step, step});
+/// The other blocks' part.
+__device__ void publish_x_early(const PublishArgs& args) {
+  const EarlyLoads<uint4> vectors(
+      {(static_cast<std::int64_t>(blockIdx.x) - 1) * kPublishThreads + threadIdx.x,
+       (static_cast<std::int64_t>(gridDim.x) - 1) * kPublishThreads},
+      num_vectors(args), [&](std::int64_t vector) { return load_vector(args, vector); });
+  if (has_lost_a_peer(*args.state)) return;
+  vectors.store([&](std::int64_t vector, const uint4& value) {
+    reinterpret_cast<uint4*>(args.x_window)[vector] = value;
+  });
+  publish_x(args, vectors.others());
 }
 
 /// Whether all other blocks have done their parts, whose writes are then visible to this one. By
@@ -99,7 +131,7 @@ __device__ PublishedIds copy_published(const PublishRouteArgs& args, unsigned ch
   const int all_vectors = args.route.num_ranks * num_vectors;
   // NOTE: loads of a thread are in flight together, so that all take one round trip of the link.
 #pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < all_vectors; i += kJoinedThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < all_vectors; i += kPublishThreads) {
     const int rank = i / num_vectors;
     const int vector = i - rank * num_vectors;
     reinterpret_cast<uint4*>(copies)[i] =
@@ -109,25 +141,48 @@ __device__ PublishedIds copy_published(const PublishRouteArgs& args, unsigned ch
   return {copies, copy_bytes};
 }
 
-/// Writes to `moved` the arguments of the routing with frame and tables in shared memory, where it
-/// looks at them many times, each time in a few cycles instead of a round trip to L2. They lie
-/// there themselves: a copy in registers would spill. By one thread.
-__device__ void move_to_shared_memory(const RouteArgs& args, unsigned char* shared,
-                                      const PublishRouteLayout& layout, CallFrame& frame,
-                                      RouteArgs& moved) {
-  moved = args;
+/// What the last block keeps in shared memory; passes follow each other.
+union RoutingStorage {
+  RouteScan<kPublishThreads> scan;
+  PlaceStorage place;
+};
+
+/// The arguments of the passes with frame and tables in shared memory, where the passes look at
+/// them many times, each time in a few cycles instead of a round trip to L2.
+__device__ RouteArgs in_shared_memory(const RouteArgs& args, unsigned char* shared,
+                                      const PublishRouteLayout& layout, CallFrame& frame) {
+  RouteArgs moved = args;
   moved.frame = &frame;
   moved.groups = reinterpret_cast<TileGroup*>(shared + layout.groups);
   moved.rows_per_rank = reinterpret_cast<std::int64_t*>(shared + layout.rows_per_rank);
   moved.rows_per_expert = reinterpret_cast<std::int64_t*>(shared + layout.rows_per_expert);
   moved.chunk_counts = reinterpret_cast<std::int32_t*>(shared + layout.chunk_counts);
+  moved.chunk_tokens = reinterpret_cast<std::int32_t*>(shared + layout.chunk_tokens);
   moved.expert_begin = reinterpret_cast<std::int32_t*>(shared + layout.expert_begin);
+  return moved;
+}
+
+/// The three passes; a chunk holds all tokens of a rank. By the whole block.
+__device__ void route(const RouteArgs& args, const PublishedIds& published, RoutingStorage& storage,
+                      unsigned char* counts) {
+  for (int rank = 0; rank < args.num_ranks; ++rank) {
+    count_chunk(args, Chunk(args, published, rank), reinterpret_cast<std::int32_t*>(counts));
+    __syncthreads();
+  }
+  scan_counts(args, published, storage.scan);
+  __syncthreads();
+  if (args.frame->failed != 0) return;
+  for (int rank = 0; rank < args.num_ranks; ++rank) {
+    place_chunk(args, Chunk(args, published, rank), storage.place,
+                reinterpret_cast<std::uint16_t*>(counts));
+    __syncthreads();
+  }
 }
 
 /// By the whole block.
 template <typename Element>
 __device__ void copy_table(Element* to, const Element* from, int count) {
-  for (int i = static_cast<int>(threadIdx.x); i < count; i += kJoinedThreads) to[i] = from[i];
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kPublishThreads) to[i] = from[i];
 }
 
 __device__ void copy_frame(CallFrame& to, const CallFrame& from) {
@@ -151,18 +206,17 @@ __device__ void copy_out(const RouteArgs& from, const RouteArgs& to) {
   }
 }
 
-__global__ void __launch_bounds__(kJoinedThreads, 1)
+__global__ void __launch_bounds__(kPublishThreads, 1)
     publish_route(const __grid_constant__ PublishRouteArgs args) {
   extern __shared__ __align__(128) unsigned char shared[];  // of a PublishRouteLayout
-  __shared__ JoinedStorage storage;
+  __shared__ RoutingStorage storage;
   __shared__ CallFrame frame;
-  __shared__ alignas(RouteArgs) unsigned char moved_args[sizeof(RouteArgs)];
   ptx::wait_for_earlier_kernels();
-  fetch_windows(args.meeting);
+  prefetch_windows(args.meeting);
   if (blockIdx.x == 0) {
     begin_and_publish_ids(args.publish);
   } else {
-    publish_x(args.publish);
+    publish_x_early(args.publish);
   }
   if (!is_last_block(*args.publish.state)) return;
   meet_peers(args.meeting);
@@ -170,13 +224,11 @@ __global__ void __launch_bounds__(kJoinedThreads, 1)
   ptx::let_next_kernel_start();
   __syncthreads();
   if (args.route.frame->failed != 0) return;
-  const PublishRouteLayout layout = publish_route_layout(sizes_of(args));
-  auto& moved = *reinterpret_cast<RouteArgs*>(moved_args);
-  if (threadIdx.x == 0) move_to_shared_memory(args.route, shared, layout, frame, moved);
   copy_frame(frame, *args.route.frame);
   const PublishedIds published = copy_published(args, shared);
-  route_joined(moved, published, storage, reinterpret_cast<std::uint16_t*>(shared + layout.counts),
-               reinterpret_cast<std::int32_t*>(shared + layout.gather_rows));
+  const PublishRouteLayout layout = publish_route_layout(sizes_of(args));
+  const RouteArgs moved = in_shared_memory(args.route, shared, layout, frame);
+  route(moved, published, storage, shared + layout.counts);
   __syncthreads();
   copy_out(moved, args.route);
 }

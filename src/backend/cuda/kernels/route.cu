@@ -5,7 +5,9 @@
 
 #include "backend/cuda/kernels/launch.cuh"
 #include "backend/cuda/kernels/load_kernels.hpp"
-#include "backend/cuda/kernels/routing.cuh"
+#include "backend/cuda/kernels/route_count.cuh"
+#include "backend/cuda/kernels/route_place.cuh"
+#include "backend/cuda/kernels/route_scan.cuh"
 #include "backend/cuda/ptx/grid_dependency.cuh"
 
 namespace distmoe::cuda {

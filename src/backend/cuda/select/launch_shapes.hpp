@@ -21,8 +21,6 @@ inline constexpr int kRouteChunkTokens = static_cast<int>(cuda_layout::kRouteChu
 static_assert(kMaxTopK * kRouteChunkTokens <= 0xFFFF);
 
 inline constexpr int kPublishThreads = 256;
-/// Of publish_route, whose last block routes.
-inline constexpr int kJoinedThreads = 1024;
 /// Ranks whose tokens one block routes at most.
 inline constexpr std::int64_t kMostJoinedRanks = 8;
 inline constexpr int kPeerBarrierThreads = 128;
@@ -51,7 +49,7 @@ constexpr std::int64_t route_chunks_per_rank(std::int64_t max_tokens) {
   return (max_tokens + kRouteChunkTokens - 1) / kRouteChunkTokens;
 }
 
-constexpr std::int32_t route_count_bytes(std::int64_t num_experts) {
+DISTMOE_HOST_DEVICE constexpr std::int32_t route_count_bytes(std::int64_t num_experts) {
   return static_cast<std::int32_t>(num_experts * static_cast<int>(sizeof(std::int32_t)));
 }
 
@@ -59,7 +57,7 @@ constexpr LaunchShape route_count_launch(std::int64_t num_chunks, std::int64_t n
   return {num_chunks, kRouteChunkThreads, route_count_bytes(num_experts)};
 }
 
-constexpr std::int32_t route_place_bytes(std::int64_t num_local) {
+DISTMOE_HOST_DEVICE constexpr std::int32_t route_place_bytes(std::int64_t num_local) {
   return static_cast<std::int32_t>(kRouteChunkWarps * num_local *
                                    static_cast<int>(sizeof(std::uint16_t)));
 }
@@ -96,9 +94,9 @@ struct PublishRouteLayout {
   std::int64_t rows_per_rank = 0;    ///< int64 [P]
   std::int64_t rows_per_expert = 0;  ///< int64 [E]
   std::int64_t chunk_counts = 0;     ///< int32 [P, E]
+  std::int64_t chunk_tokens = 0;     ///< int32 [P]
   std::int64_t expert_begin = 0;     ///< int32 [L + 1]
-  std::int64_t gather_rows = 0;      ///< int32 [P, max_tokens]
-  std::int64_t counts = 0;           ///< uint16 [warps, L]
+  std::int64_t counts = 0;           ///< of the first pass, then of the third
   std::int64_t bytes = 0;
 };
 
@@ -113,23 +111,27 @@ DISTMOE_HOST_DEVICE constexpr PublishRouteLayout publish_route_layout(
   layout.rows_per_rank = layout.groups + num_groups * cuda_layout::kTileGroupBytes;
   layout.rows_per_expert = layout.rows_per_rank + sizes.num_ranks * kInt64;
   layout.chunk_counts = layout.rows_per_expert + sizes.num_experts * kInt64;
-  layout.expert_begin = layout.chunk_counts + sizes.num_ranks * sizes.num_experts * kInt32;
-  layout.gather_rows = layout.expert_begin + (sizes.num_local_experts + 1) * kInt32;
-  layout.counts = layout.gather_rows + sizes.num_ranks * sizes.max_tokens * kInt32;
-  layout.bytes = layout.counts + kJoinedThreads / 32 * sizes.num_local_experts *
-                                     static_cast<std::int64_t>(sizeof(std::uint16_t));
+  layout.chunk_tokens = layout.chunk_counts + sizes.num_ranks * sizes.num_experts * kInt32;
+  layout.expert_begin = layout.chunk_tokens + sizes.num_ranks * kInt32;
+  layout.counts = layout.expert_begin + (sizes.num_local_experts + 1) * kInt32;
+  const std::int64_t counted = route_count_bytes(sizes.num_experts);
+  const std::int64_t placed = route_place_bytes(sizes.num_local_experts);
+  layout.bytes = layout.counts + (counted > placed ? counted : placed);
   return layout;
 }
 
 /// Of dynamic shared memory at most.
 inline constexpr std::int64_t kMostPublishRouteBytes = 96 * 1024;
 
+/// 16-byte vectors of x, and routes, that a thread publishes at once.
+inline constexpr int kPublishedAtOnce = 4;
+
 /// A block for the ids, the others for x.
 constexpr LaunchShape publish_route_launch(const PublishRouteSizes& sizes, std::int64_t num_tokens,
                                            std::int64_t row_bytes, std::int64_t most_copy_blocks) {
-  constexpr std::int64_t kBlockBytes = std::int64_t{16} * kJoinedThreads;
+  constexpr std::int64_t kBlockBytes = std::int64_t{16} * kPublishedAtOnce * kPublishThreads;
   const std::int64_t copy_blocks = (num_tokens * row_bytes + kBlockBytes - 1) / kBlockBytes;
-  return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kJoinedThreads,
+  return {1 + (copy_blocks < most_copy_blocks ? copy_blocks : most_copy_blocks), kPublishThreads,
           static_cast<std::int32_t>(publish_route_layout(sizes).bytes)};
 }
 
@@ -143,8 +145,8 @@ constexpr LaunchShape few_rows_launch(std::int64_t blocks) {
   return {blocks, kGemmThreads, static_cast<std::int32_t>(sizeof(FewRowsStorage))};
 }
 
-/// Tokens up to which a combine has no more blocks than an SM-rich GPU has SMs, so that the threads
-/// of one block must hide the latency of memory.
+/// Tokens whose blocks, one each, do not fill a GPU's SMs, so that the threads of a block must hide
+/// the latency of memory.
 inline constexpr std::int64_t kFewCombinedTokens = 128;
 
 /// Of few tokens a thread takes one vector of 16 bytes of y, of many several.

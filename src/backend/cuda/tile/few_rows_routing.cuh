@@ -13,43 +13,12 @@
 #include "backend/cuda/kernels/score.cuh"
 #include "backend/cuda/kernels/sm90_bf16_few_rows.hpp"
 #include "backend/cuda/tile/tile_scheduler.cuh"
+#include "backend/cuda/tile/warp_routes.cuh"
 
 namespace distmoe::cuda {
 
 inline constexpr int kFewWarps = kGemmThreads / 32;
 inline constexpr std::int32_t kNoFewBadRoute = INT32_MAX;
-
-/// A warp's part of the routes: contiguous, so that warps follow each other in route order.
-struct FewRowsWarpPart {
-  int begin;
-  int end;
-  __device__ explicit FewRowsWarpPart(int num_routes) {
-    const int per_warp = (num_routes + kGemmThreads - 1) / kGemmThreads * 32;
-    begin = min(num_routes, static_cast<int>(threadIdx.x) / 32 * per_warp);
-    end = min(num_routes, begin + per_warp);
-  }
-};
-
-/// Walks a warp's routes in order: use(route, expert, rows of the expert before it). `before`
-/// counts them.
-template <typename Use>
-__device__ __forceinline__ void walk_routes(const FewRowsRoutingScratch& scratch, int num_routes,
-                                            std::uint16_t* before, const Use& use) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const FewRowsWarpPart part(num_routes);
-  for (int base = part.begin; base < part.end; base += 32) {
-    const int route = base + lane;
-    const int expert = route < part.end ? scratch.id_of_route[route] : -1;
-    const unsigned same = __match_any_sync(kAllLanes, expert);
-    const int first = __ffs(static_cast<int>(same)) - 1;
-    if (expert >= 0) use(route, expert, before[expert] + __popc(same & ((1u << lane) - 1)));
-    __syncwarp();
-    if (expert >= 0 && lane == first) {
-      before[expert] = static_cast<std::uint16_t>(before[expert] + __popc(same));
-    }
-    __syncwarp();
-  }
-}
 
 /// A thread's routes on their way from the caller's tensors to shared memory.
 class FewRowsLoad {
@@ -239,11 +208,13 @@ __device__ __forceinline__ void route_in_a_block(const FewRowsArgs& args, FewRow
   __syncthreads();
   load.store(args, tables, scratch);
   __syncthreads();
-  walk_routes(scratch, num_routes, before, [](int, int, int) {});
+  const WarpPart part(num_routes, kGemmThreads);
+  const auto expert_of = [&](int route) { return int{scratch.id_of_route[route]}; };
+  walk_routes(part, expert_of, before, [](int, int, int) {});
   __syncthreads();
   place_experts(args, tables, scratch);
   __syncthreads();
-  walk_routes(scratch, num_routes, before, [&](int route, int expert, int before_it) {
+  walk_routes(part, expert_of, before, [&](int route, int expert, int before_it) {
     const int row = scratch.expert_begin[expert] + before_it;
     tables.route_of_row[row] = static_cast<std::uint16_t>(route);
     tables.row_of_route[route] = static_cast<std::uint16_t>(row);
