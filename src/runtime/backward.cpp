@@ -5,10 +5,10 @@
 
 #include <optional>
 
-#include "core/profiler_range.hpp"
 #include "runtime/backward_check.hpp"
 #include "runtime/door.hpp"
 #include "runtime/saved_forward_impl.hpp"
+#include "runtime/step_marks.hpp"
 
 namespace distmoe {
 
@@ -33,18 +33,9 @@ void run_backward(ContextImpl& context, const BackwardArguments& arguments) {
     BackwardCall refused;
     refused.index = call_index;
     const BackwardCall call = check_at_the_door(
-        context, refused,
-        [&] {
-          backend.check_stream(call_index, arguments.options.stream);
-          refused.stream = arguments.options.stream;
-          return check_backward_call(context, call_index, arguments);
-        },
-        refusal);
-    ProfilerRange range;
-    const auto next = [&](BackwardStep step) {
-      step == BackwardStep::kEnd ? range.end() : range.begin(to_string(step));
-      if (arguments.observer != nullptr) (*arguments.observer)(step);
-    };
+        context, backend, refused, arguments.options.stream,
+        [&] { return check_backward_call(context, call_index, arguments); }, refusal);
+    StepMarks<BackwardStep> next(arguments.observer);
     next(BackwardStep::kPublish);
     backend.publish_backward(call, refusal);
     context.note_call(call.index, call.num_tokens, call.ticket);

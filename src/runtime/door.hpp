@@ -11,11 +11,14 @@
 namespace distmoe {
 
 /// The call that `check` makes of its arguments. A refusal is returned, not thrown, since the peers
-/// must hear of it first: with its reason in `refusal` the call is `refused`.
+/// must hear of it first: with its reason in `refusal` the call is `refused`, on the caller's
+/// stream unless that is what is wrong.
 template <typename Call, typename Check>
-Call check_at_the_door(const ContextImpl& context, const Call& refused, const Check& check,
-                       std::optional<Error>& refusal) {
+Call check_at_the_door(const ContextImpl& context, Backend& backend, Call refused, void* stream,
+                       const Check& check, std::optional<Error>& refusal) {
   try {
+    backend.check_stream(refused.index, stream);
+    refused.stream = stream;
     return check();
   } catch (const Error& error) {
     refusal = Error(error.code(),

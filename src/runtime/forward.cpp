@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "core/check.hpp"
-#include "core/profiler_range.hpp"
 #include "runtime/call_check.hpp"
 #include "runtime/door.hpp"
 #include "runtime/saved_forward_impl.hpp"
+#include "runtime/step_marks.hpp"
 
 namespace distmoe {
 namespace {
@@ -64,18 +64,9 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     refused.index = call_index;
     refused.saves = arguments.saved != nullptr;
     const ForwardCall call = check_at_the_door(
-        context, refused,
-        [&] {
-          backend.check_stream(call_index, arguments.options.stream);
-          refused.stream = arguments.options.stream;
-          return check_forward(context, call_index, arguments);
-        },
-        refusal);
-    ProfilerRange range;
-    const auto next = [&](ForwardStep step) {
-      step == ForwardStep::kEnd ? range.end() : range.begin(to_string(step));
-      if (arguments.observer != nullptr) (*arguments.observer)(step);
-    };
+        context, backend, refused, arguments.options.stream,
+        [&] { return check_forward(context, call_index, arguments); }, refusal);
+    StepMarks<ForwardStep> next(arguments.observer);
     next(ForwardStep::kPublish);
     backend.publish(call, refusal);
     next(ForwardStep::kRoute);
