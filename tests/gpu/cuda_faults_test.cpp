@@ -24,6 +24,13 @@ using conformance::RoutePattern;
 
 class CudaFaults : public GpuTest {};
 
+/// A call that must work, and its rows.
+void call_and_keep(Context& context, DeviceCall& call, RowsOfRanks& rows) {
+  routed_experts(context, call.input(), call.weights(), call.y.view());
+  context.check();
+  rows.put(context.rank(), call.y_rows());
+}
+
 /// Runs `body` for ranks on all devices, both ways to combine and all ways to launch.
 void for_each_form(const MoeProblem& problem,
                    const std::function<void(const GpuRun&, RowsOfRanks&)>& body) {
@@ -66,58 +73,44 @@ TEST_F(CudaFaults, ABadIdFailsOnEveryRankAndTheNextCallWorks) {
                      {"call 1", "topk_ids[3, 1] of rank 0", "is " + std::to_string(id), "0 to 7"});
         EXPECT_TRUE(all_nan(bad_call.y_rows()));
         EXPECT_NO_THROW(context.check());
-        routed_experts(context, call.input(), call.weights(), call.y.view());
-        context.check();
-        rows.put(context.rank(), call.y_rows());
+        call_and_keep(context, call, rows);
       });
     });
   }
 }
 
-// A rank whose host refuses its arguments throws; its peers hear of it from check(), and all go on.
+/// What the last rank does to its arguments, and the code that its host refuses them with.
+struct Refusal {
+  ErrorCode code;
+  void (*spoil)(RoutedInput& input);
+};
+constexpr Refusal kRefusals[] = {
+    {ErrorCode::kInvalidArgument, [](RoutedInput& input) { input.x_TD.dtype = DType::kF16; }},
+    // Rows that do not begin at multiples of 16 bytes.
+    {ErrorCode::kUnsupported, [](RoutedInput& input) { input.x_TD.strides[0] += 4; }}};
+
+// A rank whose host refuses its arguments throws; its peers hear of it from check(), with the same
+// code, and all go on.
 TEST_F(CudaFaults, ARefusedCallFailsOnEveryRankAndTheNextCallWorks) {
   const MoeProblem problem =
       conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
-  for_each_form(problem, [&](const GpuRun& run, RowsOfRanks& rows) {
-    const auto ranks = static_cast<int>(run.devices.size());
-    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
-      RoutedInput input = call.input();
-      const bool is_refused = context.rank() == ranks - 1;
-      if (is_refused) input.x_TD.dtype = DType::kF16;
-      const Outcome outcome = outcome_of([&] {
-        routed_experts(context, input, call.weights(), call.y.view());
-        context.check();
+  for (const Refusal& refusal : kRefusals) {
+    for_each_form(problem, [&](const GpuRun& run, RowsOfRanks& rows) {
+      const auto ranks = static_cast<int>(run.devices.size());
+      on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
+        RoutedInput input = call.input();
+        const bool is_refused = context.rank() == ranks - 1;
+        if (is_refused) refusal.spoil(input);
+        const Outcome outcome = outcome_of([&] {
+          routed_experts(context, input, call.weights(), call.y.view());
+          context.check();
+        });
+        expect_error(outcome, refusal.code, {"rank " + std::to_string(ranks - 1), "call 1"});
+        EXPECT_TRUE(is_refused || all_nan(call.y_rows()));
+        call_and_keep(context, call, rows);
       });
-      expect_error(outcome, ErrorCode::kInvalidArgument,
-                   {"rank " + std::to_string(ranks - 1), "call 1"});
-      EXPECT_TRUE(is_refused || all_nan(call.y_rows()));
-      routed_experts(context, call.input(), call.weights(), call.y.view());
-      context.check();
-      rows.put(context.rank(), call.y_rows());
     });
-  });
-}
-
-// Whatever the code is.
-TEST_F(CudaFaults, PeersOfARefusedCallGetTheCodeOfTheRefusal) {
-  const MoeProblem problem =
-      conformance::make_problem({24, 128, 64, 8, 2}, RoutePattern::kDistinct, 8);
-  for_each_form(problem, [&](const GpuRun& run, RowsOfRanks& rows) {
-    const auto ranks = static_cast<int>(run.devices.size());
-    on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
-      RoutedInput input = call.input();
-      // Rows that do not begin at multiples of 16 bytes.
-      if (context.rank() == ranks - 1) input.x_TD.strides[0] += 4;
-      expect_error(outcome_of([&] {
-                     routed_experts(context, input, call.weights(), call.y.view());
-                     context.check();
-                   }),
-                   ErrorCode::kUnsupported, {"rank " + std::to_string(ranks - 1), "call 1"});
-      routed_experts(context, call.input(), call.weights(), call.y.view());
-      context.check();
-      rows.put(context.rank(), call.y_rows());
-    });
-  });
+  }
 }
 
 // Both happen in one call: this rank's arguments are wrong, and a peer does not come to it.
