@@ -6,7 +6,7 @@
 
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
-#include "formats/block_scales.hpp"
+#include "formats/block_format.hpp"
 #include "formats/fp8_blocks.hpp"
 #include "io/expert_loader.hpp"
 #include "io/stored_scales.hpp"
@@ -41,9 +41,9 @@ struct CodedBytes {
 };
 
 CodedBytes bytes_of(StoredFormat format, BlockShape blocks, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t block = format == StoredFormat::kNvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
-  const std::int64_t code_row = format == StoredFormat::kMxfp8 ? cols : cols / 2;
-  const std::int64_t scale_row = cols / block;
+  const BlockFormat counts = block_format_of(precision_of(format));
+  const std::int64_t code_row = counts.code_bytes(cols);
+  const std::int64_t scale_row = counts.num_scales(cols);
   return {code_row, scale_row, checked_mul(rows, code_row),
           checked_mul(rows / rows_of(blocks), scale_row)};
 }
@@ -150,16 +150,15 @@ CodedExperts load_coded_experts(const LayerTensors& tensors, const LayerShape& s
 
   const CodedBytes gate = bytes_of(experts.format, blocks, f, d);
   const CodedBytes down = bytes_of(experts.format, blocks, d, f);
+  const std::int64_t factor_bytes = block_format_of(precision_of(experts.format)).factor_bytes;
   const auto allocate = [&](CodedWeight& matrix, std::int64_t codes, std::int64_t scales,
                             std::int64_t global_scales, const char* what) {
-    const bool is_nvfp4 = experts.format == StoredFormat::kNvfp4;
     const auto size = [&](std::int64_t bytes) {
       return static_cast<std::size_t>(checked_mul(range.count, bytes));
     };
     matrix.codes = TensorStorage(size(codes), what);
     matrix.scales = TensorStorage(size(scales), what);
-    matrix.global_scales =
-        TensorStorage(is_nvfp4 ? size(global_scales * std::int64_t{sizeof(float)}) : 0, what);
+    matrix.global_scales = TensorStorage(size(global_scales * factor_bytes), what);
   };
   allocate(experts.w13, checked_mul(2, gate.codes), checked_mul(2, gate.scales), 2, "W13");
   allocate(experts.w2, down.codes, down.scales, 1, "W2");

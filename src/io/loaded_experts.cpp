@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "core/check.hpp"
-#include "formats/block_scales.hpp"
 #include "io/checkpoint.hpp"
+#include "runtime/prepared_layout.hpp"
 
 namespace distmoe {
 namespace {
@@ -35,19 +35,12 @@ std::int64_t bytes_of(const ExpertBiases& experts) {
 PreparedWeightView prepared_view(const CodedExperts& experts, const CodedWeight& weight,
                                  std::int64_t rows, std::int64_t columns) {
   const std::int64_t count = experts.num_experts;
-  const bool is_nvfp4 = experts.format == StoredFormat::kNvfp4;
-  const bool is_mxfp8 = experts.format == StoredFormat::kMxfp8;
-  const bool has_tiles = experts.blocks == BlockShape::kTiles;
-  PreparedWeightView view;
-  view.config = {.format = precision_of(experts.format), .inference = !has_tiles};
-  view.codes = {weight.codes.data(),
-                is_mxfp8 ? DType::kF8E4M3 : DType::kU8,
-                {count, rows, is_mxfp8 ? columns : columns / 2}};
-  view.scales = {weight.scales.data(),
-                 is_nvfp4 ? DType::kF8E4M3 : DType::kF8E8M0,
-                 {count, has_tiles ? rows / kMxfp8BlockSize : rows,
-                  columns / (is_nvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize)}};
-  if (is_nvfp4) {
+  const BlockScaledConfig config{.format = precision_of(experts.format),
+                                 .inference = experts.blocks != BlockShape::kTiles};
+  PreparedWeightView view = prepared_layout(config, count, rows, columns);
+  view.codes.data = weight.codes.data();
+  view.scales.data = weight.scales.data();
+  if (view.global_scales.is_given()) {
     const std::int64_t factors = bytes_of(weight.global_scales) /
                                  static_cast<std::int64_t>(sizeof(float)) /
                                  std::max(count, std::int64_t{1});

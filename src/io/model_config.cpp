@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
-#include "formats/block_scales.hpp"
+#include "formats/block_format.hpp"
 #include "formats/fp8_blocks.hpp"
 #include "io/mapped_file.hpp"
 #include "io/quote.hpp"
@@ -159,13 +159,13 @@ StoredFormat read_modelopt_format(const ConfigReader& config, const Json& quanti
   const Json algorithm = quantization.value("quant_algo", Json());
   DISTMOE_CHECK(algorithm == "NVFP4" || algorithm == "MXFP8", kUnsupported, config.path(),
                 " has quant_algo ", quote(algorithm.dump()), "; known are \"NVFP4\" and \"MXFP8\"");
-  const bool is_nvfp4 = algorithm == "NVFP4";
-  const Json legal = is_nvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
+  const StoredFormat format = algorithm == "NVFP4" ? StoredFormat::kNvfp4 : StoredFormat::kMxfp8;
+  const Json legal = block_format_of(precision_of(format)).block_size;
   const Json group = quantization.value("group_size", legal);
   DISTMOE_CHECK(group == legal, kUnsupported, config.path(), " has group_size ",
                 quote(group.dump()), "; ", algorithm.get<std::string>(), " has blocks of ",
                 legal.dump());
-  return is_nvfp4 ? StoredFormat::kNvfp4 : StoredFormat::kMxfp8;
+  return format;
 }
 
 StoredFormat read_coded_format(const ConfigReader& config) {

@@ -13,6 +13,7 @@
 
 #include "core/checked_math.hpp"
 #include "distmoe/config.hpp"
+#include "formats/block_format.hpp"
 #include "formats/host_device.hpp"
 
 namespace distmoe {
@@ -32,10 +33,10 @@ struct PackedRowLayout {
 
   /// `precision` is block-scaled and divides the width into whole blocks.
   PackedRowLayout(Precision precision, std::int64_t width) {
-    const bool is_nvfp4 = precision == Precision::kNVFP4;
-    factor = is_nvfp4 ? width / 2 : width;
-    scales = factor + (is_nvfp4 ? std::int64_t{sizeof(float)} : 0);
-    bytes = ceil_div(scales + width / (is_nvfp4 ? 16 : 32), kAlignment) * kAlignment;
+    const BlockFormat format = block_format_of(precision);
+    factor = format.code_bytes(width);
+    scales = factor + format.factor_bytes;
+    bytes = ceil_div(scales + format.num_scales(width), kAlignment) * kAlignment;
   }
 };
 

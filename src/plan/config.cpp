@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "core/check.hpp"
+#include "formats/block_format.hpp"
 #include "plan/option_names.hpp"
 
 namespace distmoe {
@@ -98,18 +99,13 @@ void check_multiple(const char* precision, const char* name, std::int64_t value,
 }
 
 void validate_precision(const Config& config) {
-  const char* name = nullptr;
-  std::int64_t block = 0;
-  bool inference_only = true;
-  switch (config.precision) {
-    case Precision::kBF16: break;
-    case Precision::kMXFP8: name = "mxfp8", block = 32, inference_only = false; break;
-    case Precision::kNVFP4: name = "nvfp4", block = 16; break;
-    case Precision::kMXFP4: name = "mxfp4", block = 32; break;
-  }
-  if (name != nullptr) {
-    DISTMOE_CHECK(config.inference || !inference_only, kInvalidArgument, "precision ", name,
+  const char* name = option_name(config.precision);
+  const bool is_bf16 = config.precision == Precision::kBF16;
+  if (!is_bf16) {
+    DISTMOE_CHECK(config.inference || config.precision == Precision::kMXFP8, kInvalidArgument,
+                  "precision ", name,
                   " is inference-only and inference is false; training takes bf16 or mxfp8");
+    const std::int64_t block = block_format_of(config.precision).block_size;
     check_multiple(name, "hidden_dim", config.hidden_dim, block);
     check_multiple(name, "intermediate_dim", config.intermediate_dim, block);
   }
@@ -117,8 +113,8 @@ void validate_precision(const Config& config) {
     DISTMOE_CHECK(!config.inference, kInvalidArgument,
                   "activation_policy is lean and inference is true; lean is for training contexts, "
                   "inference takes full");
-    DISTMOE_CHECK(name == nullptr, kInvalidArgument, "activation_policy is lean and precision is ",
-                  name, "; lean takes bf16 alone");
+    DISTMOE_CHECK(is_bf16, kInvalidArgument, "activation_policy is lean and precision is ", name,
+                  "; lean takes bf16 alone");
   }
 }
 

@@ -15,6 +15,7 @@
 
 #include "core/checked_math.hpp"
 #include "distmoe/config.hpp"
+#include "formats/block_format.hpp"
 #include "formats/host_device.hpp"
 #include "layout/packed_row.hpp"
 
@@ -63,9 +64,6 @@ template <typename Math = PlainMath>
 struct LayerBytes {
   LayerDims shape;
 
-  static DISTMOE_HOST_DEVICE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-    return a / b + (a % b != 0 ? 1 : 0);
-  }
   static DISTMOE_HOST_DEVICE constexpr std::int64_t up(std::int64_t bytes) {
     return Math::mul(ceil_div(bytes, kRegionAlignment), kRegionAlignment);
   }
@@ -73,13 +71,13 @@ struct LayerBytes {
     return up(Math::mul(Math::mul(2, rows), width));
   }
   DISTMOE_HOST_DEVICE constexpr std::int64_t row(std::int64_t rows, std::int64_t width) const {
-    const std::int64_t codes = Math::mul(rows, ceil_div(width, codes_per_byte()));
-    const std::int64_t scales = Math::mul(rows, ceil_div(width, block()));
-    return Math::add(up(codes), up(Math::add(scales, Math::mul(rows, row_factor_bytes()))));
+    const std::int64_t codes = Math::mul(rows, format().code_bytes(width));
+    const std::int64_t scales = Math::mul(rows, format().num_scales(width));
+    return Math::add(up(codes), up(Math::add(scales, Math::mul(rows, format().factor_bytes))));
   }
   DISTMOE_HOST_DEVICE constexpr std::int64_t col(std::int64_t rows, std::int64_t width) const {
-    return Math::add(up(Math::mul(width, ceil_div(rows, codes_per_byte()))),
-                     up(Math::mul(width, ceil_div(rows, block()))));
+    return Math::add(up(Math::mul(width, format().code_bytes(rows))),
+                     up(Math::mul(width, format().num_scales(rows))));
   }
 
   /// What a recomputing forward keeps of `tokens` own tokens.
@@ -140,12 +138,9 @@ struct LayerBytes {
   DISTMOE_HOST_DEVICE constexpr std::int64_t gate_up_dim() const {
     return Math::mul(2, shape.intermediate_dim);
   }
-  DISTMOE_HOST_DEVICE constexpr bool is_nvfp4() const {
-    return shape.precision == Precision::kNVFP4;
+  DISTMOE_HOST_DEVICE constexpr BlockFormat format() const {
+    return block_format_of(shape.precision);
   }
-  DISTMOE_HOST_DEVICE constexpr std::int64_t codes_per_byte() const { return is_nvfp4() ? 2 : 1; }
-  DISTMOE_HOST_DEVICE constexpr std::int64_t block() const { return is_nvfp4() ? 16 : 32; }
-  DISTMOE_HOST_DEVICE constexpr std::int64_t row_factor_bytes() const { return is_nvfp4() ? 4 : 0; }
 
   static DISTMOE_HOST_DEVICE constexpr std::int64_t larger(std::int64_t a, std::int64_t b) {
     return a > b ? a : b;

@@ -4,8 +4,9 @@
 #include <cmath>
 
 #include "core/check.hpp"
+#include "distmoe/quantise.hpp"
+#include "formats/block_format.hpp"
 #include "formats/block_scaled.hpp"
-#include "formats/block_scales.hpp"
 #include "plan/option_names.hpp"
 #include "runtime/tensor_check.hpp"
 
@@ -64,21 +65,20 @@ std::uint8_t max_scale_byte(Precision format) {
 PreparedWeightView prepared_layout(const BlockScaledConfig& config, std::int64_t num_experts,
                                    std::int64_t num_rows, std::int64_t num_columns) {
   check_format(config);
-  const bool is_nvfp4 = config.format == Precision::kNVFP4;
   const bool has_tiles = config.format == Precision::kMXFP8 && !config.inference;
-  const std::int64_t block = is_nvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
+  const std::int64_t block = block_format_of(config.format).block_size;
   const std::int64_t matrices = config.gate_up_layout == GateUpLayout::kInterleaved ? 2 : 1;
   check_multiple(config, "columns", num_columns, block);
   check_multiple(config, "rows", num_rows, has_tiles ? matrices * block : matrices);
+  const QuantisedMatrix matrix = quantised_layout(
+      config.format, has_tiles ? BlockShape::kTiles : BlockShape::kRows, num_rows, num_columns);
+  const auto of_every_expert = [&](const TensorView& array) {
+    return TensorView(nullptr, array.dtype, {num_experts, array.shape[0], array.shape[1]});
+  };
   PreparedWeightView view{.config = config};
-  const bool is_4bit = config.format != Precision::kMXFP8;
-  view.codes = {nullptr,
-                is_4bit ? DType::kU8 : DType::kF8E4M3,
-                {num_experts, num_rows, is_4bit ? num_columns / 2 : num_columns}};
-  view.scales = {nullptr,
-                 is_nvfp4 ? DType::kF8E4M3 : DType::kF8E8M0,
-                 {num_experts, has_tiles ? num_rows / block : num_rows, num_columns / block}};
-  if (is_nvfp4) view.global_scales = {nullptr, DType::kF32, {num_experts, 1}};
+  view.codes = of_every_expert(matrix.codes);
+  view.scales = of_every_expert(matrix.scales);
+  if (matrix.factors.is_given()) view.global_scales = {nullptr, DType::kF32, {num_experts, 1}};
   return view;
 }
 

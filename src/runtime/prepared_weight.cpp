@@ -11,6 +11,7 @@
 
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "formats/block_format.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
 #include "formats/nvfp4.hpp"
@@ -210,7 +211,8 @@ void check_scales(const PreparedWeightView& weight) {
   const TensorView& codes = weight.codes;
   DISTMOE_CHECK(codes.rank == 3, kInvalidArgument, "the codes of a prepared weight are ",
                 codes.describe(), "; legal are three dimensions");
-  const std::int64_t columns = codes.shape[2] * (weight.config.format == Precision::kMXFP8 ? 1 : 2);
+  const std::int64_t columns =
+      codes.shape[2] * block_format_of(weight.config.format).codes_per_byte;
   check_prepared_layout("the prepared weight", weight, codes.shape[0], codes.shape[1], columns);
   check_host_memory(weight);
   check_global_scales("the prepared weight", weight);

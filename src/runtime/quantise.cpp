@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "formats/block_format.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
 #include "formats/nvfp4.hpp"
@@ -96,20 +97,16 @@ QuantisedMatrix quantised_layout(Precision format, BlockShape blocks, std::int64
                 option_name(format), " has blocks of rows alone; columns and tiles are MXFP8's");
   DISTMOE_CHECK(num_rows >= 0 && num_columns >= 0, kInvalidArgument,
                 "a matrix to quantise cannot be [", num_rows, ", ", num_columns, "]");
-  const bool is_nvfp4 = format == Precision::kNVFP4;
-  const bool is_4bit = format != Precision::kMXFP8;
-  const std::int64_t block = is_nvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
-  const std::int64_t scale_rows =
-      blocks == BlockShape::kRows ? num_rows : ceil_div(num_rows, block);
-  const std::int64_t scale_columns =
-      blocks == BlockShape::kColumns ? num_columns : ceil_div(num_columns, block);
+  const BlockFormat counts = block_format_of(format);
   QuantisedMatrix matrix{.format = format, .blocks = blocks};
   matrix.codes = {nullptr,
-                  is_4bit ? DType::kU8 : DType::kF8E4M3,
-                  {num_rows, is_4bit ? ceil_div(num_columns, 2) : num_columns}};
-  matrix.scales = {
-      nullptr, is_nvfp4 ? DType::kF8E4M3 : DType::kF8E8M0, {scale_rows, scale_columns}};
-  if (is_nvfp4) matrix.factors = {nullptr, DType::kF32, {num_rows}};
+                  format == Precision::kMXFP8 ? DType::kF8E4M3 : DType::kU8,
+                  {num_rows, counts.code_bytes(num_columns)}};
+  matrix.scales = {nullptr,
+                   format == Precision::kNVFP4 ? DType::kF8E4M3 : DType::kF8E8M0,
+                   {blocks == BlockShape::kRows ? num_rows : counts.num_scales(num_rows),
+                    blocks == BlockShape::kColumns ? num_columns : counts.num_scales(num_columns)}};
+  if (counts.has_factors()) matrix.factors = {nullptr, DType::kF32, {num_rows}};
   return matrix;
 }
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "backend/cpu/elementwise.hpp"
+#include "formats/block_format.hpp"
 
 namespace distmoe::cpu {
 namespace {
@@ -77,10 +78,10 @@ void CodedRows::decode(std::int64_t first, std::int64_t count, BF16* out) const 
 }
 
 std::int64_t CodedRows::code_bytes() const {
-  return precision_ == Precision::kNVFP4 ? width_ / 2 : width_;
+  return block_format_of(precision_).code_bytes(width_);
 }
 std::int64_t CodedRows::scale_bytes() const {
-  return width_ / (precision_ == Precision::kNVFP4 ? kNvfp4BlockSize : kMxfp8BlockSize);
+  return block_format_of(precision_).num_scales(width_);
 }
 const std::uint8_t* CodedRows::codes(std::int64_t row) const {
   return precision_ == Precision::kNVFP4
