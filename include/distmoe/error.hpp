@@ -13,7 +13,7 @@ enum class ErrorCode {
   kInvalidArgument,   ///< an argument breaks the contract; nothing was written
   kUnsupported,       ///< legal, but this build or machine cannot do it
   kCapacityExceeded,  ///< routing needs more rows than the memory plan has; every rank gets it
-  kOutOfMemory,       ///< an allocation of the plan failed
+  kOutOfMemory,       ///< an allocation failed, of the plan first of all
   kPeerMismatch,      ///< ranks disagree about the configuration or about a call
   kPeerLost,          ///< a rank did not arrive within the timeout, left or died
   kClosed,            ///< the context was closed, or an earlier fault left only close()

@@ -80,7 +80,7 @@ class DISTMOE_EXPORT PreparedWeight {
 ///
 /// Throws invalid_argument, before anything is written, for a format that is none of the three,
 /// NVFP4 or MXFP4 without `inference`, another type, shape or place, and N or K that are no
-/// multiple of what the format's blocks need, with the values.
+/// multiple of what the format's blocks need, with the values; out_of_memory, with the bytes.
 DISTMOE_EXPORT PreparedWeight prepare_block_scaled_weight(const TensorView& weight,
                                                           const BlockScaledConfig& config);
 /// The same into memory that is there, whose addresses stay.

@@ -42,7 +42,7 @@ DISTMOE_EXPORT QuantisedMatrix quantised_layout(Precision format, BlockShape blo
 DISTMOE_EXPORT void quantise(const TensorView& values, const QuantisedMatrix& out);
 
 /// The decoded values of `matrix`: FP32 [R, C], contiguous. Exact but for NVFP4, where the
-/// quotient is rounded once.
+/// quotient is rounded once. Throws as quantise() does, and out_of_memory for 32 decoded rows.
 DISTMOE_EXPORT void dequantise(const QuantisedMatrix& matrix, const TensorView& values);
 
 }  // namespace distmoe

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/allocate_array.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
 #include "formats/block_format.hpp"
@@ -21,7 +22,7 @@ namespace distmoe {
 namespace {
 
 /// A prepared weight starts its arrays at multiples of this many bytes, as regions of a context do.
-constexpr std::size_t kAlignment = kRegionAlignment;
+constexpr std::int64_t kAlignment = kRegionAlignment;
 
 /// One of the matrices [rows, K] that an expert's weight is made of, with the rows of codes that
 /// are its own.
@@ -169,16 +170,16 @@ PreparedWeight::~PreparedWeight() = default;
 PreparedWeight::PreparedWeight(const BlockScaledConfig& config, std::int64_t num_experts,
                                std::int64_t num_rows, std::int64_t num_columns)
     : view_(prepared_layout(config, num_experts, num_rows, num_columns)) {
-  std::size_t offset = 0;
-  std::array<std::size_t, 3> begins{};
+  std::int64_t end = 0;
+  std::array<std::int64_t, 3> begins{};
   const std::array<TensorView*, 3> arrays{&view_.codes, &view_.scales, &view_.global_scales};
   for (std::size_t i = 0; i < arrays.size(); ++i) {
-    begins[i] = offset;
+    begins[i] = end;
     const auto bytes = static_cast<std::int64_t>(arrays[i]->num_bytes());
-    offset += static_cast<std::size_t>(align_up(bytes));
+    end = checked_add(end, align_up(bytes));
   }
   // NOTE: not filled: codes and scales are written once, by whoever prepares.
-  memory_ = std::make_unique_for_overwrite<std::byte[]>(offset + kAlignment);
+  memory_ = allocate_array<std::byte>(checked_add(end, kAlignment), "a prepared weight");
   const auto address = reinterpret_cast<std::uintptr_t>(memory_.get());
   std::byte* base = memory_.get() + (kAlignment - address % kAlignment) % kAlignment;
   for (std::size_t i = 0; i < arrays.size(); ++i) {

@@ -4,9 +4,10 @@
 #include "distmoe/quantise.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <string>
-#include <vector>
 
+#include "core/allocate_array.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
 #include "formats/block_format.hpp"
@@ -27,6 +28,13 @@ void check_host_memory(const char* name, const TensorView& tensor) {
       tensor.num_elements() == 0 || (address != 0 && address % size_of(tensor.dtype) == 0),
       kInvalidArgument, name, " lie at ", tensor.data, ", which is no address of ",
       to_string(tensor.dtype));
+}
+
+void check_values(const TensorView& values, DType dtype) {
+  DISTMOE_CHECK(values.rank == 2, kInvalidArgument, "values must be [R, C], got ",
+                values.describe());
+  check_dtype("values", values, dtype, dtype);
+  check_host_memory("values", values);
 }
 
 void check_array(const char* name, const TensorView& array, const TensorView& expected) {
@@ -111,10 +119,7 @@ QuantisedMatrix quantised_layout(Precision format, BlockShape blocks, std::int64
 }
 
 void quantise(const TensorView& values, const QuantisedMatrix& out) {
-  DISTMOE_CHECK(values.rank == 2, kInvalidArgument, "values must be [R, C], got ",
-                values.describe());
-  check_dtype("values", values, DType::kBF16, DType::kBF16);
-  check_host_memory("values", values);
+  check_values(values, DType::kBF16);
   check_row_major("values", values);
   check_matrix(out, values.shape[0], values.shape[1]);
   if (values.num_elements() == 0) return;
@@ -132,23 +137,21 @@ void quantise(const TensorView& values, const QuantisedMatrix& out) {
 }
 
 void dequantise(const QuantisedMatrix& matrix, const TensorView& values) {
-  DISTMOE_CHECK(values.rank == 2, kInvalidArgument, "values must be [R, C], got ",
-                values.describe());
-  check_dtype("values", values, DType::kF32, DType::kF32);
+  check_values(values, DType::kF32);
   check_contiguous("values", values);
-  check_host_memory("values", values);
   const std::int64_t rows = values.shape[0];
   const std::int64_t columns = values.shape[1];
   check_matrix(matrix, rows, columns);
   if (values.num_elements() == 0) return;
   const auto* factors = static_cast<const float*>(matrix.factors.data);
   auto* out = static_cast<float*>(values.data);
-  std::vector<double> band(static_cast<std::size_t>(checked_mul(kMxfp8BlockSize, columns)));
+  const std::unique_ptr<double[]> band =
+      allocate_array<double>(checked_mul(kMxfp8BlockSize, columns), "decoded rows");
   for (std::int64_t first = 0; first < rows; first += kMxfp8BlockSize) {
     const std::int64_t count = std::min<std::int64_t>(kMxfp8BlockSize, rows - first);
-    decode(rows_from(matrix, first), {band.data(), count, columns, columns});
+    decode(rows_from(matrix, first), {band.get(), count, columns, columns});
     for (std::int64_t i = 0; i < count * columns; ++i) {
-      const double value = band[static_cast<std::size_t>(i)];
+      const double value = band[i];
       const double divisor = factors == nullptr ? 1.0 : factors[first + i / columns];
       out[first * columns + i] = static_cast<float>(value / divisor);
     }

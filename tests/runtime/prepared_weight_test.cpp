@@ -13,6 +13,9 @@
 #include "conformance/moe_problem.hpp"
 #include "conformance/moe_refusal.hpp"
 
+/// With AddressSanitizer, too, an allocation that fails is one that the library hears of.
+extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+
 namespace distmoe {
 namespace {
 
@@ -228,6 +231,22 @@ TEST(PreparedWeightTest, WhatAFormatCannotHoldIsRefusedWithTheValues) {
                  refill_prepared_weight({w.data(), DType::kBF16, {1, 32, 64}}, prepared.view());
                }),
                ErrorCode::kInvalidArgument, {"codes", "[1, 32, 64]", "[1, 64, 64]"});
+}
+
+/// 2^58 bytes of codes, more than a process has addresses for.
+TEST(PreparedWeightTest, NoMemoryIsAnErrorWithTheBytes) {
+  constexpr std::int64_t kSide = std::int64_t{1} << 29;
+  const BF16 first{0};
+  const BlockScaledConfig config{Precision::kMXFP8, true};
+  const std::string bytes = std::to_string(kSide * kSide / 32 * 33 + 128);
+  expect_error(outcome_of([&] { const PreparedWeight weight(config, 1, kSide, kSide); }),
+               ErrorCode::kOutOfMemory, {"a prepared weight", bytes});
+  expect_error(outcome_of([&] {
+                 prepare_block_scaled_weight({&first, DType::kBF16, {1, kSide, kSide}}, config);
+               }),
+               ErrorCode::kOutOfMemory, {"a prepared weight", bytes});
+  expect_error(outcome_of([&] { const PreparedWeight weight(config, 1, -32, 64); }),
+               ErrorCode::kInvalidArgument, {"[-32, 64]"});
 }
 
 }  // namespace
