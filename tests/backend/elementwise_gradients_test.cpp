@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/cpu/elementwise.hpp"
+#include "backend/every_bf16.hpp"
 
 namespace distmoe::cpu {
 namespace {
@@ -20,15 +21,6 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kAlpha = 1.702f;
 constexpr float kLimit = 7.0f;
 constexpr float kUntouched = 77.0f;
-
-std::vector<BF16> every_bf16() {
-  std::vector<BF16> all;
-  all.reserve(0x10000u);
-  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
-    all.push_back(BF16{static_cast<std::uint16_t>(bits)});
-  }
-  return all;
-}
 
 /// A value in FP64, and how far FP32 may be from it.
 struct Exact {

@@ -10,19 +10,12 @@
 #include <limits>
 #include <vector>
 
+#include "backend/every_bf16.hpp"
+
 namespace distmoe::cpu {
 namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
-
-std::vector<BF16> every_bf16() {
-  std::vector<BF16> all;
-  all.reserve(0x10000u);
-  for (std::uint32_t bits = 0; bits < 0x10000u; ++bits) {
-    all.push_back(BF16{static_cast<std::uint16_t>(bits)});
-  }
-  return all;
-}
 
 /// Compares h2 of every gate with `exact`, computed in FP64: the rounded value of a number within a
 /// few FP32 steps of it, more where exp has a large argument (its relative error is that of z in

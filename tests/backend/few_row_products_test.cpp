@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Invariant: every sum is that of a plain loop within the rounding of FP32, whatever is computed
-// beside it, and a rounded one is the sum rounded.
+// Invariant: every sum is that of a plain loop within the rounding of FP32 (of a DGRAD
+// grad_matmul_test says so), whatever is computed beside it, and a rounded one is the sum rounded.
 #include "backend/cpu/few_row_products.hpp"
 
 #include <gtest/gtest.h>
@@ -11,18 +11,10 @@
 #include <limits>
 #include <vector>
 
-#include "conformance/moe_problem.hpp"
+#include "backend/plain_products.hpp"
 
 namespace distmoe::cpu {
 namespace {
-
-std::vector<BF16> random_values(std::int64_t count, std::uint64_t seed) {
-  std::vector<BF16> values(static_cast<std::size_t>(count));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    values[i] = to_bf16(conformance::uniform(seed, i));
-  }
-  return values;
-}
 
 class FewRowProducts : public testing::Test {
  protected:
@@ -34,9 +26,9 @@ class FewRowProducts : public testing::Test {
 TEST_F(FewRowProducts, ARowOfADgradHasTheSameBitsAmongAnyNumberOfRows) {
   constexpr std::int64_t kColumns = 249;
   constexpr std::int64_t kHalfDepth = 75;
-  const std::vector<BF16> rows = random_values(kFewRows * 2 * kHalfDepth, 1);
-  const std::vector<BF16> first = random_values(kHalfDepth * kColumns, 2);
-  const std::vector<BF16> second = random_values(kHalfDepth * kColumns, 3);
+  const std::vector<BF16> rows = random_rows(kFewRows, 2 * kHalfDepth, 2 * kHalfDepth, 1);
+  const std::vector<BF16> first = random_rows(kHalfDepth, kColumns, kColumns, 2);
+  const std::vector<BF16> second = random_rows(kHalfDepth, kColumns, kColumns, 3);
   const DepthRows weights{.first = first.data(),
                           .second = second.data(),
                           .num_rows = kHalfDepth,
@@ -59,18 +51,16 @@ TEST_F(FewRowProducts, ARowOfADgradHasTheSameBitsAmongAnyNumberOfRows) {
 TEST_F(FewRowProducts, WgradsAreThoseOfAPlainLoopAndRoundedAsSums) {
   constexpr std::int64_t kM = 7;
   constexpr std::int64_t kN = 45;
-  Config config;
-  config.hidden_dim = config.intermediate_dim = kN;
-  const CpuWorkspaceLayout layout(config);
-  std::vector<std::byte> bytes(static_cast<std::size_t>(layout.bytes));
-  const Workspace workspace(bytes.data(), layout);
+  OwnWorkspace own(kN);
+  const Workspace workspace = own.parts();
   for (std::int64_t num_rows = 1; num_rows <= kFewRows; ++num_rows) {
-    std::vector<BF16> a = random_values(num_rows * (kM + 2), 4);
-    std::vector<BF16> b = random_values(num_rows * (kN + 1), 5);
+    std::vector<BF16> a = random_rows(num_rows, kM, kM + 2, 4);
+    const std::vector<BF16> b = random_rows(num_rows, kN, kN + 1, 5);
     a[1] = to_bf16(std::numeric_limits<float>::infinity());
     a[2] = to_bf16(std::nanf(""));
     const FewRowsWgrad product({a.data(), kM, kM + 2}, {b.data(), kN, kN + 1}, num_rows, workspace);
-    std::vector<float> sums(static_cast<std::size_t>(FewRowsWgrad::kStripRows * product.width()));
+    std::vector<float> sums(static_cast<std::size_t>(FewRowsWgrad::kStripRows * product.width()),
+                            77.0F);
     std::vector<BF16> rounded(sums.size());
     for (std::int64_t first = 0; first < kM; first += FewRowsWgrad::kStripRows) {
       product.multiply(first, sums.data());
@@ -80,22 +70,11 @@ TEST_F(FewRowProducts, WgradsAreThoseOfAPlainLoopAndRoundedAsSums) {
       }
       for (std::int64_t m = first; m < std::min(first + FewRowsWgrad::kStripRows, kM); ++m) {
         for (std::int64_t n = 0; n < kN; ++n) {
-          double sum = 0;
-          double magnitude = 0;
-          for (std::int64_t row = 0; row < num_rows; ++row) {
-            const double term = double{to_float(a[static_cast<std::size_t>(row * (kM + 2) + m)])} *
-                                to_float(b[static_cast<std::size_t>(row * (kN + 1) + n)]);
-            sum += term;
-            magnitude += std::abs(term);
-          }
-          const float actual = sums[static_cast<std::size_t>((m - first) * product.width() + n)];
-          if (std::isfinite(sum)) {
-            ASSERT_NEAR(actual, sum, magnitude * 0x1p-20) << m << ", " << n;
-          } else if (std::isnan(sum)) {
-            ASSERT_TRUE(std::isnan(actual));
-          } else {
-            ASSERT_EQ(actual, sum);
-          }
+          ASSERT_TRUE(is_sum(
+              sums[static_cast<std::size_t>((m - first) * product.width() + n)], num_rows,
+              [&](std::int64_t k) { return a[static_cast<std::size_t>(k * (kM + 2) + m)]; },
+              [&](std::int64_t k) { return b[static_cast<std::size_t>(k * (kN + 1) + n)]; }))
+              << m << ", " << n;
         }
       }
     }

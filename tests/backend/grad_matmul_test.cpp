@@ -9,50 +9,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <tuple>
 #include <vector>
 
-#include "conformance/moe_problem.hpp"
+#include "backend/plain_products.hpp"
 
 namespace distmoe::cpu {
 namespace {
 
 constexpr std::size_t kSpare = 8;
-
-std::vector<BF16> random_rows(std::int64_t count, std::int64_t width, std::int64_t stride,
-                              std::uint64_t seed) {
-  std::vector<BF16> rows(static_cast<std::size_t>(count * stride), BF16{0x7FC0});
-  for (std::int64_t i = 0; i < count; ++i) {
-    for (std::int64_t j = 0; j < width; ++j) {
-      rows[static_cast<std::size_t>(i * stride + j)] =
-          to_bf16(conformance::uniform(seed, static_cast<std::uint64_t>(i * width + j)));
-    }
-  }
-  return rows;
-}
-
-/// Workspace of a context of such widths.
-class OwnWorkspace {
- public:
-  explicit OwnWorkspace(std::int64_t width)
-      : layout_(config_of(width)), bytes_(static_cast<std::size_t>(layout_.bytes) + 128) {}
-  Workspace parts() {
-    void* base = bytes_.data();
-    std::size_t space = bytes_.size();
-    std::align(128, static_cast<std::size_t>(layout_.bytes), base, space);
-    return {static_cast<std::byte*>(base), layout_};
-  }
-
- private:
-  static Config config_of(std::int64_t width) {
-    Config config;
-    config.hidden_dim = config.intermediate_dim = width;
-    return config;
-  }
-  CpuWorkspaceLayout layout_;
-  std::vector<std::byte> bytes_;
-};
 
 struct DgradShape {
   std::int64_t m, n, half_depth;
@@ -76,17 +41,14 @@ std::vector<float> dgrad(const DgradShape& shape, std::int64_t gap) {
                  tile.data(), workspace.parts());
   for (std::int64_t m = 0; m < shape.m; ++m) {
     for (std::int64_t n = 0; n < shape.n; ++n) {
-      double sum = 0;
-      double magnitude = 0;
-      for (std::int64_t k = 0; k < depth; ++k) {
+      const auto row_at = [&](std::int64_t k) {
+        return rows[static_cast<std::size_t>(m * depth + k)];
+      };
+      const auto weight_at = [&](std::int64_t k) {
         const std::vector<BF16>& matrix = k < shape.half_depth ? first : second;
-        const double term =
-            double{to_float(rows[static_cast<std::size_t>(m * depth + k)])} *
-            to_float(matrix[static_cast<std::size_t>(k % shape.half_depth * stride + n)]);
-        sum += term;
-        magnitude += std::abs(term);
-      }
-      EXPECT_NEAR(tile[static_cast<std::size_t>(m * shape.n + n)], sum, magnitude * 0x1p-20)
+        return matrix[static_cast<std::size_t>(k % shape.half_depth * stride + n)];
+      };
+      EXPECT_TRUE(is_sum(tile[static_cast<std::size_t>(m * shape.n + n)], depth, row_at, weight_at))
           << m << ", " << n;
     }
   }
@@ -125,15 +87,10 @@ TEST(Wgrad, IsThatOfAPlainLoop) {
     }
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j) {
-        double sum = 0;
-        double magnitude = 0;
-        for (std::int64_t row = 0; row < num_rows; ++row) {
-          const double term = double{to_float(a[static_cast<std::size_t>(row * (m + 3) + i)])} *
-                              to_float(b[static_cast<std::size_t>(row * (n + 1) + j)]);
-          sum += term;
-          magnitude += std::abs(term);
-        }
-        EXPECT_NEAR(tile[static_cast<std::size_t>(i * n + j)], sum, magnitude * 0x1p-20);
+        EXPECT_TRUE(is_sum(
+            tile[static_cast<std::size_t>(i * n + j)], num_rows,
+            [&, i = i](std::int64_t k) { return a[static_cast<std::size_t>(k * (m + 3) + i)]; },
+            [&, j = j](std::int64_t k) { return b[static_cast<std::size_t>(k * (n + 1) + j)]; }));
       }
     }
     EXPECT_TRUE(std::isnan(tile.back()));
