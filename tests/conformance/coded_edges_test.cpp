@@ -91,12 +91,15 @@ TEST_P(CodedEdges, DataMayLieAtAnyElement) {
       call.weights.w2_LDF = call.w2.view();
     }
     // Of prepared weights: codes and scales of single bytes, wherever they lie.
-    std::vector<std::byte> memory;
-    if (call.weights.prepared_w13.is_given()) {
-      TensorView& codes = call.weights.prepared_w13.codes;
-      memory.resize(codes.num_bytes() + 1);
-      if (codes.num_bytes() > 0) std::memcpy(memory.data() + 1, codes.data, codes.num_bytes());
-      codes.data = memory.data() + 1;
+    std::vector<std::vector<std::byte>> memory;
+    for (PreparedWeightView* weight : {&call.weights.prepared_w13, &call.weights.prepared_w2}) {
+      if (!weight->is_given()) continue;
+      for (TensorView* array : {&weight->codes, &weight->scales}) {
+        const std::size_t size = array->num_bytes();
+        std::vector<std::byte>& bytes = memory.emplace_back(size + 1);
+        if (size > 0) std::memcpy(bytes.data() + 1, array->data, size);
+        array->data = bytes.data() + 1;
+      }
     }
     call_experts(context, call);
     EXPECT_EQ(first_difference(expected, call.y_rows(), problem.shape.hidden_dim), "");

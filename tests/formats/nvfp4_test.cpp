@@ -138,13 +138,17 @@ TEST(Nvfp4, GivesZerosAFiniteFactorAndZeroCodes) {
   EXPECT_EQ(nvfp4_scale(0.0f, 2688.0f / 1e-8f).bits, 1);
 }
 
-// reports: A76: with its own factor a block of any amax keeps its range, 2688 exactly
-TEST(Nvfp4, AdaptsTheFactorSoThatNothingIsClipped) {
+// reports: A76: under a factor of its own the block with the row's amax keeps its range, 2688
+// exactly; blocks of other amax clip where their scale is rounded down (docs/formats.md).
+TEST(Nvfp4, AdaptsTheFactorSoThatTheBlockOfTheRowsAmaxIsNotClipped) {
   for (const float amax : {2688.0f, 3008.0f, 1e30f, 1e-30f}) {
     const float factor = nvfp4_factor(amax, 0.0f);
     EXPECT_EQ(to_float(nvfp4_scale(amax, factor)), 448.0f) << amax;
     EXPECT_EQ(to_e2m1(amax * nvfp4_multiplier(factor, nvfp4_scale(amax, factor))).bits, 7) << amax;
   }
+  // 102 / 6 = 17 becomes 16, of which 6 is the most.
+  EXPECT_EQ(to_float(nvfp4_scale(102.0f, 1.0f)), 16.0f);
+  EXPECT_EQ(to_e2m1(102.0f * nvfp4_multiplier(1.0f, nvfp4_scale(102.0f, 1.0f))).bits, 7);
   EXPECT_EQ(nvfp4_factor(2688.0f, kNvfp4RowFloor), 1.0f);
   EXPECT_EQ(nvfp4_factor(std::numeric_limits<float>::infinity(), kNvfp4RowFloor), 1.0f);
   EXPECT_EQ(nvfp4_factor(std::numeric_limits<float>::quiet_NaN(), kNvfp4RowFloor), 1.0f);

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -97,15 +98,28 @@ TEST_P(Quantise, TakesEdgesAndNothing) {
   const Case& which = GetParam();
   const std::int64_t rows = 35;
   const std::int64_t columns = 37;
-  const std::vector<BF16> ones(static_cast<std::size_t>(rows * columns), to_bf16(1.0F));
+  // 64 times larger or smaller from block to block, so that no scale serves another.
+  const auto magnitude_at = [&](std::size_t i) {
+    const auto row = static_cast<std::int64_t>(i) / columns;
+    const auto column = static_cast<std::int64_t>(i) % columns;
+    return std::exp2(6.0F * static_cast<float>(row / 32 - column / 32));
+  };
+  std::vector<BF16> values;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rows * columns); ++i) {
+    const double value = conformance::uniform(8, i);
+    values.push_back(to_bf16(static_cast<float>(value) * magnitude_at(i)));
+  }
   OwnedMatrix own(which.format, which.blocks, rows, columns);
-  quantise({ones.data(), DType::kBF16, {rows, columns}}, own.matrix);
-  std::vector<float> decoded(ones.size());
+  quantise({values.data(), DType::kBF16, {rows, columns}}, own.matrix);
+  std::vector<float> decoded(values.size(), std::numeric_limits<float>::quiet_NaN());
   dequantise(own.matrix, {decoded.data(), DType::kF32, {rows, columns}});
-  for (const float value : decoded) ASSERT_NEAR(value, 1.0F, 0.07F);
+  // Between the largest values of E2M1 lies a third of a block's largest.
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    ASSERT_NEAR(decoded[i], to_float(values[i]), 0.34F * magnitude_at(i)) << i;
+  }
   for (const auto& [no_rows, no_columns] : {std::pair{0, 37}, std::pair{35, 0}}) {
     OwnedMatrix empty(which.format, which.blocks, no_rows, no_columns);
-    quantise({ones.data(), DType::kBF16, {no_rows, no_columns}}, empty.matrix);
+    quantise({values.data(), DType::kBF16, {no_rows, no_columns}}, empty.matrix);
     dequantise(empty.matrix, {decoded.data(), DType::kF32, {no_rows, no_columns}});
   }
 }
