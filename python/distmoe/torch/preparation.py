@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,16 +54,19 @@ def _prepare(
 
 
 def _refill(
-    weight: Tensor,
-    format: str,
-    inference: bool,
-    gate_up_layout: str,
-    codes: Tensor,
-    scales: Tensor,
-    global_scales: Tensor,
+    weight: Tensor, format: str, inference: bool, gate_up_layout: str, *places: Tensor
 ) -> None:
-    out = PreparedWeight(
-        weight,
+    out = _weight_in(places, weight, format, inference, gate_up_layout)
+    distmoe.refill_prepared_weight(weight, out.core())
+
+
+def _weight_in(
+    places: Sequence[Tensor], source: Tensor, format: str, inference: bool, gate_up_layout: str
+) -> PreparedWeight:
+    """In what `_places` made."""
+    codes, scales, global_scales = places
+    return PreparedWeight(
+        source,
         format,
         codes,
         scales,
@@ -69,7 +74,6 @@ def _refill(
         inference=inference,
         gate_up_layout=gate_up_layout,
     )
-    distmoe.refill_prepared_weight(weight, out.core())
 
 
 # Whatever memory it is in: a weight on a GPU is the core's to refuse.
@@ -95,16 +99,8 @@ def prepare_block_scaled_weight(
 
     Calls have the bits of calls with `weight` itself.
     """
-    codes, scales, global_scales = prepare_op(weight.detach(), format, inference, gate_up_layout)
-    return PreparedWeight(
-        weight,
-        format,
-        codes,
-        scales,
-        global_scales if format == "nvfp4" else None,
-        inference=inference,
-        gate_up_layout=gate_up_layout,
-    )
+    use = (format, inference, gate_up_layout)
+    return _weight_in(prepare_op(weight.detach(), *use), weight, *use)
 
 
 def refill_prepared_weight(weight: Tensor, out: PreparedWeight) -> None:
