@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rank_facts.hpp"
 
+#include <algorithm>
+
 namespace distmoe::tools {
 
 RankFacts merge_facts(std::span<const RankFacts> ranks) {

@@ -3,15 +3,11 @@
 // What the ranks of a run found, and what it makes together.
 #pragma once
 
-#include <algorithm>
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "comparison.hpp"
-#include "rank_group.hpp"
 
 namespace distmoe::tools {
 
@@ -29,18 +25,5 @@ struct RankFacts {
 
 /// Bytes of the rank with most, sums and counts of all.
 RankFacts merge_facts(std::span<const RankFacts> ranks);
-
-/// Collective. Of every place of `own`, equally long everywhere, the largest value of a rank.
-template <typename Value>
-std::vector<Value> largest_of_ranks(RankGroup& group, const std::vector<Value>& own) {
-  std::vector<Value> all(own.size() * static_cast<std::size_t>(group.size()));
-  group.all_gather_bytes(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
-  std::vector<Value> largest = own;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    Value& value = largest[i % own.size()];
-    value = std::max(value, all[i]);
-  }
-  return largest;
-}
 
 }  // namespace distmoe::tools

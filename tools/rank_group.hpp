@@ -4,6 +4,7 @@
 // facts for the report, and the output tokens.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -47,6 +48,27 @@ class RankGroup {
     all_gather_bytes(std::as_bytes(std::span(&value, 1)),
                      std::as_writable_bytes(std::span(values)));
     return values;
+  }
+
+  /// Collective. `own` of every rank, equally long everywhere, one rank after another.
+  template <typename Value>
+  std::vector<Value> all_gather(const std::vector<Value>& own) {
+    static_assert(std::is_trivially_copyable_v<Value>);
+    std::vector<Value> all(own.size() * static_cast<std::size_t>(size()));
+    all_gather_bytes(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all)));
+    return all;
+  }
+
+  /// Collective. Of every place of `own`, equally long everywhere, the largest value of a rank.
+  template <typename Value>
+  std::vector<Value> largest(const std::vector<Value>& own) {
+    const std::vector<Value> all = all_gather(own);
+    std::vector<Value> largest = own;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      Value& value = largest[i % own.size()];
+      value = std::max(value, all[i]);
+    }
+    return largest;
   }
 
   /// Collective. `own` of every rank, equally long everywhere, in rank order; `all` is size() times

@@ -115,6 +115,14 @@ RankOutcome run_rank_steps(Communicator& communicator, const std::function<ExitC
   }
 }
 
+ExitCode leave_together(RankGroup& group, const Failure& failure) {
+  if (group.is_first() && failure.happened()) print_error(failure.message);
+  // NOTE: mpirun ends all processes once one has failed, so nobody leaves before the first rank
+  // has said everything.
+  group.barrier();
+  return failure.exit_code;
+}
+
 bool is_known_to_all_callers(ErrorCode code) {
   return code == ErrorCode::kInvalidArgument || code == ErrorCode::kCapacityExceeded ||
          code == ErrorCode::kUnsupported;

@@ -9,6 +9,7 @@
 
 #include "distmoe/communicator.hpp"
 #include "exit_code.hpp"
+#include "rank_group.hpp"
 #include "run_options.hpp"
 
 namespace distmoe::tools {
@@ -39,6 +40,9 @@ int device_of_rank(const RankSetup& setup, int rank);
 /// alone: it cleans up and tells the others that it leaves.
 RankOutcome run_rank_steps(Communicator& communicator, const std::function<ExitCode()>& steps,
                            const std::function<void()>& clean_up);
+
+/// The end of such steps, which `failure` may have stopped on all ranks: the first rank prints it.
+ExitCode leave_together(RankGroup& group, const Failure& failure);
 
 /// What every rank of a call gets in the same call. With anything else a rank leaves peers that
 /// wait for it.

@@ -409,9 +409,9 @@ Failure RankRun::finish() {
     if (unwritten.happened()) return unwritten;
   }
   if (!options_.output.empty()) output_.run(group_, options_.output, outputs());
-  if (training_) slot_peaks_ = largest_of_ranks(group_, context_->region_peaks().slot_bytes);
+  if (training_) slot_peaks_ = group_.largest(context_->region_peaks().slot_bytes);
   const std::vector<RankFacts> all_facts = group_.all_gather(facts());
-  std::vector<double> slowest = largest_of_ranks(group_, call_seconds_);
+  std::vector<double> slowest = group_.largest(call_seconds_);
   if (!group_.is_first() || output_.failure().happened()) return output_.failure();
 
   Failure failure;
@@ -453,14 +453,8 @@ ExitCode run_steps(RankRun& run) {
     const Failure uncommitted = group.agree(run.commit());
     if (uncommitted.happened()) failure = uncommitted;
   }
-  if (group.is_first()) {
-    run.clean_up();
-    if (failure.happened()) print_error(failure.message);
-  }
-  // NOTE: mpirun ends all processes once one has failed, so nobody leaves before the first rank
-  // has said everything.
-  group.barrier();
-  return failure.exit_code;
+  if (group.is_first()) run.clean_up();
+  return leave_together(group, failure);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Invariant: the lowest rank of a device leads it, and a round is as slow as its slowest rank.
+// Invariant: the lowest rank of a device leads it.
 #include "bench/bench_series.hpp"
 
 #include <gtest/gtest.h>
@@ -13,11 +13,6 @@ TEST(DeviceSharing, EveryDeviceHasItsLowestRankAsLeader) {
   EXPECT_EQ(sharing.ranks_per_device, 3);
   EXPECT_TRUE(sharing.is_leader(5));
   EXPECT_FALSE(sharing.is_leader(2));
-}
-
-TEST(SlowestOf, TakesTheLargestSampleOfEveryRound) {
-  EXPECT_EQ(slowest_of(std::vector<double>{1, 5, 3, 2, 4, 9}, 3), (std::vector<double>{2, 5, 9}));
-  EXPECT_EQ(slowest_of(std::vector<double>{0, 0}, 2), (std::vector<double>{0, 0}));
 }
 
 }  // namespace

@@ -324,11 +324,11 @@ std::vector<Digest> BenchCall::digests_of(const TensorSet& set) const {
 
 CallCheck BenchCall::check() {
   const TensorSet& set = sets_[(num_laps_ - 1) % sets_.size()];
-  CallCheck result;
+  CallCheck own;
   // A rank that shares the device must not copy while a peer's call waits for this rank.
   group_.barrier();
   const std::vector<Digest> timed = digests_of(set);
-  compare_samples(set, result);
+  compare_samples(set, own);
   for (const TensorView& output : set.outputs()) {
     device_.set_bytes(output.data, 0xFF, output.num_bytes());
   }
@@ -337,8 +337,10 @@ CallCheck BenchCall::check() {
   device_.wait();
   context_->check();
   group_.barrier();
-  result.is_equal = digests_of(set) == timed;
-  return result;
+  own.is_equal = digests_of(set) == timed;
+  CallCheck all;
+  for (const CallCheck& rank : group_.all_gather(own)) all.merge(rank);
+  return all;
 }
 
 void BenchCall::compare_samples(const TensorSet& set, CallCheck& check) const {

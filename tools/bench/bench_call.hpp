@@ -47,7 +47,7 @@ class BenchWeights {
 /// microseconds.
 double time_lap(BenchDevice& device, const std::function<void(bool is_timed)>& lap);
 
-/// Of a timed call, sampled tokens of this rank.
+/// Of a timed call, sampled tokens of every rank.
 struct CallCheck {
   ComparisonSums y;
   ComparisonSums grad_x;
@@ -89,7 +89,7 @@ class BenchCall {
   /// Collective: one call whose steps are marked.
   StepTimes time_steps();
   /// Collective. What the last timed call left is compared with a plain computation of a few
-  /// tokens, and bit by bit with an untimed call on outputs full of NaN.
+  /// tokens, and bit by bit with an untimed call on outputs full of NaN; of all ranks together.
   CallCheck check();
 
  private:

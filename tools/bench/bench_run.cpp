@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench_run.hpp"
 
-#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string>
@@ -69,8 +68,7 @@ class BenchRun {
   std::size_t add_series(std::function<double()> measure);
   std::size_t add_ceiling(const char* what, const MakeCeiling& make);
   std::optional<Ceiling> dense_layer_of(const RowCall& row, std::string& why_not);
-  BenchReport make_report(const std::vector<Samples>& slowest,
-                          const std::vector<CallCheck>& checks);
+  BenchReport make_report(const std::vector<Samples>& slowest);
   RowSamples samples_of(const RowSeries& series, const std::vector<Samples>& slowest) const;
 
   const BenchOptions& options_;
@@ -231,25 +229,11 @@ void BenchRun::check_outputs() {
 
 Failure BenchRun::report() {
   std::vector<Samples> slowest;
-  const auto num_rounds = static_cast<std::size_t>(options_.rounds);
-  for (const BenchSeries& series : series_) {
-    std::vector<double> samples(num_rounds * static_cast<std::size_t>(group_.size()));
-    group_.all_gather_bytes(std::as_bytes(std::span(series.samples)),
-                            std::as_writable_bytes(std::span(samples)));
-    slowest.push_back(slowest_of(samples, num_rounds));
-  }
-  std::vector<CallCheck> checks;
-  for (const CallCheck& own : checks_) {
-    CallCheck all;
-    for (const CallCheck& rank : group_.all_gather(own)) {
-      all.merge(rank);
-    }
-    checks.push_back(all);
-  }
+  for (const BenchSeries& series : series_) slowest.push_back(group_.largest(series.samples));
   if (!group_.is_first()) return {};
   Failure failure;
   const Failure unprinted = attempt([&] {
-    const BenchReport report = make_report(slowest, checks);
+    const BenchReport report = make_report(slowest);
     progress_.clear();
     write_stdout(options_.json ? json_of(report) : text_of(report));
     failure = judge(report);
@@ -270,8 +254,7 @@ RowSamples BenchRun::samples_of(const RowSeries& series,
   return samples;
 }
 
-BenchReport BenchRun::make_report(const std::vector<Samples>& slowest,
-                                  const std::vector<CallCheck>& checks) {
+BenchReport BenchRun::make_report(const std::vector<Samples>& slowest) {
   const MachineRates rates = rates_of({slowest[dense_series_], slowest[copy_series_],
                                        slowest[read_series_], slowest[link_series_]});
   BenchReport report = report_of(options_, group_.size());
@@ -284,7 +267,7 @@ BenchReport BenchRun::make_report(const std::vector<Samples>& slowest,
     const RowCall& row = rows_.rows()[i];
     const RowSeries& series = row_series_[i];
     BenchRow summary = summarize_row(row.plan, options_.mode, samples_of(series, slowest),
-                                     checks[i], rates, rows_.sharing().ranks_per_device);
+                                     checks_[i], rates, rows_.sharing().ranks_per_device);
     summary.plan = row.call->context().memory_plan();
     const std::vector<const char*> steps = row.call->step_names();
     for (std::size_t s = 0; s < summary.steps.size(); ++s) summary.steps[s].name = steps[s];
@@ -306,14 +289,8 @@ ExitCode BenchRun::run() {
     });
   }
   if (!failure.happened()) failure = group_.agree(report());
-  if (group_.is_first()) {
-    clear();
-    if (failure.happened()) print_error(failure.message);
-  }
-  // NOTE: mpirun ends all processes once one has failed, so nobody leaves before the first rank
-  // has said everything.
-  group_.barrier();
-  return failure.exit_code;
+  clear();
+  return leave_together(group_, failure);
 }
 
 }  // namespace

@@ -32,13 +32,4 @@ double us_per_work(BenchDevice& device, const Ceiling& ceiling) {
   return us / ceiling.work;
 }
 
-std::vector<double> slowest_of(std::span<const double> samples, std::size_t num_rounds) {
-  std::vector<double> slowest(num_rounds, 0.0);
-  for (std::size_t index = 0; index < samples.size(); ++index) {
-    double& round = slowest[index % num_rounds];
-    round = std::max(round, samples[index]);
-  }
-  return slowest;
-}
-
 }  // namespace distmoe::tools

@@ -33,8 +33,4 @@ struct BenchSeries {
 /// Microseconds of a lap divided by the work that it does.
 double us_per_work(BenchDevice& device, const Ceiling& ceiling);
 
-/// The largest sample of all ranks in each round; `samples` has the rounds of one rank after those
-/// of another.
-std::vector<double> slowest_of(std::span<const double> samples, std::size_t num_rounds);
-
 }  // namespace distmoe::tools

@@ -52,16 +52,14 @@ class SelfCheck {
 };
 
 Failure SelfCheck::make_call() {
-  CallCheck own;
+  CallCheck check;
   BenchCall& call = *rows_.rows().front().call;
-  Failure failure = attempt_together(is_known_to_all_callers, [&] {
+  const Failure failure = attempt_together(is_known_to_all_callers, [&] {
     call.time();
-    own = call.check();
+    check = call.check();
   });
   if (failure.happened()) return failure;
-  CallCheck all;
-  for (const CallCheck& rank : group_.all_gather(own)) all.merge(rank);
-  return group_.is_first() ? judge(all) : Failure{};
+  return group_.is_first() ? judge(check) : Failure{};
 }
 
 Failure SelfCheck::judge(const CallCheck& check) const {
@@ -83,10 +81,7 @@ Failure SelfCheck::judge(const CallCheck& check) const {
 ExitCode SelfCheck::run() {
   Failure failure = rows_.set_up();
   if (!failure.happened()) failure = group_.agree(make_call());
-  if (failure.happened() && group_.is_first()) print_error(failure.message);
-  // NOTE: mpirun ends all processes once one has failed.
-  group_.barrier();
-  return failure.exit_code;
+  return leave_together(group_, failure);
 }
 
 }  // namespace

@@ -87,10 +87,8 @@ void TraceRun::make_calls() {
 
 TraceFile TraceRun::gather() {
   const std::vector<RankBegin> begins = group_.all_gather(begin_);
+  const std::vector<double> all = group_.all_gather(step_us_);
   const std::size_t num_times = step_us_.size();
-  std::vector<double> all(num_times * begins.size());
-  group_.all_gather_bytes(std::as_bytes(std::span(step_us_)),
-                          std::as_writable_bytes(std::span(all)));
   TraceFile trace;
   trace.title = concat("distmoe ", to_string(options_.mode), ", ", options_.shapes[0].name, ", ",
                        options_.tokens[0], " tokens a rank");
@@ -133,13 +131,8 @@ ExitCode TraceRun::run() {
       if (group_.is_first()) write(trace);
     }));
   }
-  if (group_.is_first()) {
-    clear();
-    if (failure.happened()) print_error(failure.message);
-  }
-  // NOTE: mpirun ends all processes once one has failed.
-  group_.barrier();
-  return failure.exit_code;
+  clear();
+  return leave_together(group_, failure);
 }
 
 }  // namespace
