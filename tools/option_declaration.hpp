@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 
@@ -15,6 +16,15 @@ namespace distmoe::tools {
 inline CLI::Option* add(CLI::App& app, const char* name, const char* type, const char* help,
                         const std::function<void(const std::string&)>& read) {
   return app.add_option_function<std::string>(name, read, help)->type_name(type);
+}
+
+/// `name` may have a short form behind a comma. `path` outlives the parsing of `app`.
+inline CLI::Option* add_path(CLI::App& app, const std::string& name, const char* type,
+                             const char* help, std::filesystem::path& path) {
+  return add(app, name.c_str(), type, help,
+             [option = name.substr(0, name.find(',')), &path](const std::string& text) {
+               path = parse_path(option, text);
+             });
 }
 
 /// An integer in [1, most].

@@ -52,6 +52,11 @@ double parse_finite(std::string_view option, std::string_view text) {
   return value;
 }
 
+std::filesystem::path parse_path(std::string_view option, std::string_view text) {
+  DISTMOE_CHECK(!text.empty(), kInvalidArgument, option, " is empty; legal: a path");
+  return text;
+}
+
 std::vector<std::int64_t> parse_token_counts(std::string_view option, std::string_view text,
                                              int max_entries) {
   const auto num_entries = std::count(text.begin(), text.end(), ',') + 1;

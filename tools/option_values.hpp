@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,9 @@ double parse_real(std::string_view option, std::string_view text, Zero zero);
 
 /// A finite decimal number.
 double parse_finite(std::string_view option, std::string_view text);
+
+/// A path that is not empty.
+std::filesystem::path parse_path(std::string_view option, std::string_view text);
 
 /// Token counts "N0,N1,..." of 1..max_entries ranks, each >= 0, whose sum fits in 64 bits.
 std::vector<std::int64_t> parse_token_counts(std::string_view option, std::string_view text,

@@ -49,10 +49,7 @@ class ReportCommand final : public Subcommand {
            "Files with lines of 'distmoe bench --json'")
         ->expected(1, kMaxFiles)
         ->required();
-    add(app, "--output,-o", "FILE", "Where the page goes", [this](const std::string& text) {
-      DISTMOE_CHECK(!text.empty(), kInvalidArgument, "--output is empty; legal: a path");
-      output_ = text;
-    });
+    add_path(app, "--output,-o", "FILE", "Where the page goes", output_);
     app.add_flag("--markdown", is_markdown_, "Print a table for documents on stdout");
   }
 

@@ -41,32 +41,28 @@ std::chrono::milliseconds parse_timeout(const std::string& text) {
   return std::chrono::milliseconds(std::llround(seconds * 1e3));
 }
 
-std::filesystem::path parse_path(const char* option, const std::string& text) {
-  DISTMOE_CHECK(!text.empty(), kInvalidArgument, option, " is empty; legal: a path");
-  return text;
-}
-
 void add_what_to_run(CLI::App& app, RunOptions& options) {
-  add(app, "--checkpoint", "DIR", "Hugging Face folder: config.json and safetensors files",
-      [&](const std::string& text) { options.checkpoint = parse_path("--checkpoint", text); })
+  add_path(app, "--checkpoint", "DIR", "Hugging Face folder: config.json and safetensors files",
+           options.checkpoint)
       ->required();
   add(app, "--layer", "N", "Layer of the model whose experts run", [&](const std::string& text) {
     options.layer = parse_integer("--layer", text, 0, std::numeric_limits<std::int32_t>::max());
   })->required();
-  add(app, "--input", "FILE",
-      "Safetensors file with layerN.x, layerN.topk_ids, layerN.topk_scores and, optionally, "
-      "layerN.y_ref (or without the prefix) [DIR/routed_experts.safetensors]",
-      [&](const std::string& text) { options.input = parse_path("--input", text); });
-  add(app, "--input2", "FILE",
-      "A second input of the same T and K: calls alternate between the two, and --output writes "
-      "y and y2",
-      [&](const std::string& text) { options.input2 = parse_path("--input2", text); });
-  add(app, "--output", "FILE",
-      "Write y as BF16 [T, D] in input order (safetensors); with --train the gradients too",
-      [&](const std::string& text) { options.output = parse_path("--output", text); });
-  add(app, "--dump-codes", "FILE",
-      "Write the codes, scales and global scales of x, h2 and the weights (safetensors; one rank)",
-      [&](const std::string& text) { options.dump_codes = parse_path("--dump-codes", text); });
+  add_path(app, "--input", "FILE",
+           "Safetensors file with layerN.x, layerN.topk_ids, layerN.topk_scores and, optionally, "
+           "layerN.y_ref (or without the prefix) [DIR/routed_experts.safetensors]",
+           options.input);
+  add_path(app, "--input2", "FILE",
+           "A second input of the same T and K: calls alternate between the two, and --output "
+           "writes y and y2",
+           options.input2);
+  add_path(app, "--output", "FILE",
+           "Write y as BF16 [T, D] in input order (safetensors); with --train the gradients too",
+           options.output);
+  add_path(app, "--dump-codes", "FILE",
+           "Write the codes, scales and global scales of x, h2 and the weights (safetensors; one "
+           "rank)",
+           options.dump_codes);
   add(app, "--tolerance", "X",
       "Largest relative L2 distance to y_ref that is a success [bf16 8e-3, mxfp8 0.033, nvfp4 "
       "0.115, mxfp4 0.1]",

@@ -43,10 +43,7 @@ class TraceCommand final : public Subcommand {
     add_place_options(app, options_);
     add_count(app, "--rounds", "Calls before the traced one [3]", kMaxRounds,
               [this](std::int64_t value) { options_.rounds = static_cast<int>(value); });
-    add(app, "--output,-o", "FILE", "Where the trace goes", [this](const std::string& text) {
-      DISTMOE_CHECK(!text.empty(), kInvalidArgument, "--output is empty; legal: a path");
-      output_ = text;
-    })->required();
+    add_path(app, "--output,-o", "FILE", "Where the trace goes", output_)->required();
   }
 
   ExitCode execute() override {

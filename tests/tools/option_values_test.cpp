@@ -67,6 +67,11 @@ TEST(ParseFinite, AcceptsEverySign) {
   }
 }
 
+TEST(ParsePath, TakesAnyTextButNone) {
+  EXPECT_EQ(parse_path("--output", " a b"), std::filesystem::path(" a b"));
+  EXPECT_EQ(refusal([] { parse_path("--output", ""); }), "--output is empty; legal: a path");
+}
+
 TEST(ParseTokenCounts, ReadsZerosAndSingleEntries) {
   EXPECT_EQ(parse_token_counts("--tokens-per-rank", "5", 1), (std::vector<std::int64_t>{5}));
   EXPECT_EQ(parse_token_counts("--tokens-per-rank", "500,0,12", 3),
