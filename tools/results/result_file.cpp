@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "results/result_file.hpp"
 
-#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -29,12 +28,25 @@ class LineReader {
                   concat(place_, ": \"", key, "\" is ", object_[key].dump()));
     }
   }
-  std::optional<double> optional(const char* key) const {
-    const Json value = get<Json>(key);
-    return value.is_null() ? std::nullopt : std::optional(get<double>(key));
+  template <typename Value>
+  void read(const char* key, Value& value) const {
+    value = get<Value>(key);
+  }
+  /// Null: empty.
+  template <typename Value>
+  void read(const char* key, std::optional<Value>& value) const {
+    if (!get<Json>(key).is_null()) value = get<Value>(key);
+  }
+  /// Axes are logarithmic: a rate is more than 0, or null.
+  void read_rate(const char* key, std::optional<double>& rate) const {
+    read(key, rate);
+    DISTMOE_CHECK(!rate || *rate > 0.0, kInvalidArgument, place_, ": ", key, " is ", *rate,
+                  "; legal: null or more than 0");
   }
   std::string text_or_empty(const char* key) const {
-    return get<Json>(key).is_null() ? std::string() : get<std::string>(key);
+    std::optional<std::string> text;
+    read(key, text);
+    return text.value_or("");
   }
   /// One for every element of an array, or of an object by its key.
   template <typename Read>
@@ -56,50 +68,51 @@ class LineReader {
 };
 
 void read_call(const LineReader& line, ResultRow& row) {
-  row.shape = line.get<std::string>("shape");
-  row.hidden_dim = line.get<std::int64_t>("hidden_dim");
-  row.top_k = line.get<std::int64_t>("top_k");
-  row.experts = line.get<std::int64_t>("experts");
-  row.mode = line.get<std::string>("mode");
-  row.backend = line.get<std::string>("backend");
-  row.engine = line.get<std::string>("engine");
-  row.routing = line.get<std::string>("routing");
-  row.precision = line.get<std::string>("precision");
-  row.combine = line.get<std::string>("combine");
-  row.tokens = line.get<std::int64_t>("tokens");
-  row.ranks = line.get<std::int64_t>("ranks");
-  row.is_graph = line.get<bool>("graph");
+  line.read("shape", row.shape);
+  line.read("hidden_dim", row.hidden_dim);
+  line.read("top_k", row.top_k);
+  line.read("experts", row.experts);
+  line.read("mode", row.mode);
+  line.read("backend", row.backend);
+  line.read("engine", row.engine);
+  line.read("routing", row.routing);
+  line.read("precision", row.precision);
+  line.read("combine", row.combine);
+  line.read("tokens", row.tokens);
+  line.read("ranks", row.ranks);
+  line.read("graph", row.is_graph);
   if (line.text_or_empty("activation_policy") == "lean") row.variant = "lean";
-  const Json recompute = line.get<Json>("recompute");
-  if (recompute == true) row.variant += row.variant.empty() ? "recompute" : ", recompute";
-  row.machine = line.get<std::string>("machine");
+  if (line.get<Json>("recompute") == true) {
+    row.variant += row.variant.empty() ? "recompute" : ", recompute";
+  }
+  line.read("machine", row.machine);
   row.torch = line.text_or_empty("torch");
-  row.version = line.get<std::string>("version");
-  row.date = line.get<std::string>("date");
-  row.command = line.get<std::string>("command");
-  row.missing = line.get<std::vector<std::string>>("missing");
+  line.read("version", row.version);
+  line.read("date", row.date);
+  line.read("command", row.command);
+  line.read("missing", row.missing);
 }
 
 void read_times(const LineReader& line, ResultRow& row) {
-  row.median_us = line.get<double>("median_us");
-  row.spread = line.get<double>("spread");
-  row.is_unstable = line.get<bool>("unstable");
-  row.tflops = line.optional("tflops");
-  row.floor_us = line.optional("floor_us");
-  row.efficiency = line.optional("efficiency");
-  row.bound_us = line.optional("bound_us");
-  row.bound_ratio = line.optional("bound_ratio");
-  row.forward_us = line.optional("forward_us");
-  row.backward_us = line.optional("backward_us");
-  row.flops = line.get<double>("flops");
-  row.weight_bytes = line.get<double>("weight_bytes");
-  row.dense_tflops = line.optional("dense_tflops");
-  row.copy_tb_s = line.optional("copy_tb_s");
-  row.read_tb_s = line.optional("read_tb_s");
-  row.link_gb_s = line.optional("link_gb_s");
-  row.overhead_us = line.get<double>("overhead_us");
-  row.rel_l2 = line.get<double>("rel_l2");
-  row.is_repeatable = line.get<bool>("repeat_bitwise_equal");
+  line.read("median_us", row.median_us);
+  line.read("spread", row.spread);
+  line.read("unstable", row.is_unstable);
+  line.read_rate("tflops", row.tflops);
+  line.read("floor_us", row.floor_us);
+  line.read("efficiency", row.efficiency);
+  line.read_rate("bound_us", row.bound_us);
+  line.read_rate("bound_ratio", row.bound_ratio);
+  line.read("forward_us", row.forward_us);
+  line.read("backward_us", row.backward_us);
+  line.read("flops", row.flops);
+  line.read("weight_bytes", row.weight_bytes);
+  line.read_rate("dense_tflops", row.dense_tflops);
+  line.read_rate("copy_tb_s", row.copy_tb_s);
+  line.read_rate("read_tb_s", row.read_tb_s);
+  line.read_rate("link_gb_s", row.link_gb_s);
+  line.read("overhead_us", row.overhead_us);
+  line.read("rel_l2", row.rel_l2);
+  line.read("repeat_bitwise_equal", row.is_repeatable);
   line.for_each("steps", [&](const std::string&, const LineReader& step) {
     row.steps.push_back({step.get<std::string>("name"), step.get<double>("us")});
   });
@@ -110,6 +123,14 @@ void read_times(const LineReader& line, ResultRow& row) {
   line.for_each("plan_bytes", [&](const std::string& name, const LineReader& bytes) {
     if (name != "allocated") row.plan_bytes.push_back({name, bytes.number()});
   });
+}
+
+void check(const ResultRow& row, const std::string& place) {
+  DISTMOE_CHECK(row.median_us > 0.0 && row.tokens > 0 && row.ranks > 0, kInvalidArgument, place,
+                ": median_us is ", row.median_us, ", tokens ", row.tokens, ", ranks ", row.ranks,
+                "; legal: all more than 0");
+  DISTMOE_CHECK(!row.tflops || row.flops > 0.0, kInvalidArgument, place, ": flops is ", row.flops,
+                "; legal: more than 0 where tflops is a number");
 }
 
 }  // namespace
@@ -123,26 +144,6 @@ std::string ResultRow::call() const {
   if (routing != "uniform") text += ", " + routing;
   return text;
 }
-
-namespace {
-
-/// Axes are logarithmic: a rate is more than 0, or absent.
-void check_rates(const ResultRow& row, const std::string& place) {
-  const auto check = [&](const char* name, const std::optional<double>& rate) {
-    DISTMOE_CHECK(!rate || (*rate > 0.0 && std::isfinite(*rate)), kInvalidArgument, place, ": ",
-                  name, " is ", *rate, "; legal: null or more than 0");
-  };
-  check("tflops", row.tflops);
-  check("bound_us", row.bound_us);
-  check("bound_ratio", row.bound_ratio);
-  check("dense_tflops", row.dense_tflops);
-  check("copy_tb_s", row.copy_tb_s);
-  check("read_tb_s", row.read_tb_s);
-  check("link_gb_s", row.link_gb_s);
-  if (row.tflops) check("flops", row.flops);
-}
-
-}  // namespace
 
 std::vector<ResultRow> parse_results(std::string_view text, const std::string& source) {
   std::vector<ResultRow> rows;
@@ -159,10 +160,7 @@ std::vector<ResultRow> parse_results(std::string_view text, const std::string& s
     ResultRow& row = rows.emplace_back();
     read_call(line, row);
     read_times(line, row);
-    DISTMOE_CHECK(row.median_us > 0.0 && row.tokens > 0 && row.ranks > 0, kInvalidArgument, place,
-                  ": median_us is ", row.median_us, ", tokens ", row.tokens, ", ranks ", row.ranks,
-                  "; legal: all more than 0");
-    check_rates(row, place);
+    check(row, place);
   }
   return rows;
 }
