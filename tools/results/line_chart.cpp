@@ -102,11 +102,11 @@ class ChartDrawing {
   void draw_series(const ChartSeries& series) {
     for (std::size_t i = 1; series.is_joined && i < series.points.size(); ++i) {
       svg_.line(place(series.points[i - 1]), place(series.points[i]),
-                {.stroke = series.colour, .width = 2.0, .dashed = series.is_dashed});
+                {.stroke = series.colour.c_str(), .width = 2.0, .dashed = series.is_dashed});
     }
     for (const ChartPoint& point : series.points) {
       const Point at = place(point);
-      if (series.has_marks) svg_.circle(at, 4.5, series.colour, point.tooltip);
+      if (series.has_marks) svg_.circle(at, 4.5, series.colour.c_str(), point.tooltip);
       if (!point.label.empty()) draw_label(at, point.label, series.has_marks);
     }
   }

@@ -17,7 +17,7 @@ struct ChartPoint {
 };
 
 struct ChartSeries {
-  const char* colour = "var(--c0)";
+  std::string colour = "var(--c0)";
   std::vector<ChartPoint> points{};  ///< ascending in x where they are joined
   bool is_joined = true;
   bool is_dashed = false;

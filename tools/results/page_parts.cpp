@@ -2,17 +2,21 @@
 #include "results/page_parts.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iomanip>
 #include <sstream>
 
 #include "core/check.hpp"
 #include "results/page_style.hpp"
+#include "results/result_groups.hpp"
 #include "svg_writer.hpp"
 
 namespace distmoe::tools {
 namespace {
 
 constexpr int kNumColours = 10;
+/// Grey last.
+constexpr std::array kSeriesColours = {0, 1, 2, 3, 4, 5, 6, 8, 9, 7};
 
 std::string width_of(double fraction) {
   return concat("style=\"width:", number_text(100.0 * std::clamp(fraction, 0.0, 1.0), 2), "%\"");
@@ -22,9 +26,7 @@ std::string width_of(double fraction) {
 std::vector<std::string> names_of(const std::vector<Stack>& stacks) {
   std::vector<std::string> names;
   for (const Stack& stack : stacks) {
-    for (const NamedValue& part : stack.parts) {
-      if (std::ranges::find(names, part.name) == names.end()) names.push_back(part.name);
-    }
+    for (const NamedValue& part : stack.parts) add_once(names, part.name);
   }
   return names;
 }
@@ -48,10 +50,23 @@ std::string time_text(double us) {
   return scaled(us * 1e-6, "s");
 }
 
-std::string size_text(const ResultRow& row) {
-  return concat("T = ", row.tokens,
-                row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string());
+std::string number_or_dash(const std::optional<double>& value, int digits) {
+  return value ? number_text(*value, digits) : "-";
 }
+
+std::string rates_text(const ResultRow& row) {
+  return concat(number_or_dash(row.dense_tflops, 3), " TFLOP/s, copy ",
+                number_or_dash(row.copy_tb_s, 3), " TB/s, read ", number_or_dash(row.read_tb_s, 3),
+                " TB/s");
+}
+
+std::string tokens_text(const ResultRow& row) { return concat("T = ", row.tokens); }
+
+std::string ranks_suffix(const ResultRow& row) {
+  return row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string();
+}
+
+std::string size_text(const ResultRow& row) { return tokens_text(row) + ranks_suffix(row); }
 
 std::string bars_of(const std::vector<Bar>& bars) {
   std::string html;
@@ -104,6 +119,15 @@ std::string card(const std::string& title, const std::string& body) {
   return concat("<section class=\"card\"><h3>", escaped_markup(title), "</h3>\n", body,
                 "</section>\n");
 }
+
+std::string section(const char* title, const char* words, const char* layout,
+                    const std::string& cards) {
+  if (cards.empty()) return {};
+  return concat("<h2>", title, "</h2>\n<p class=\"muted\">", words, "</p>\n<div class=\"", layout,
+                "\">\n", cards, "</div>\n");
+}
+
+int series_colour(std::size_t index) { return kSeriesColours[index % kSeriesColours.size()]; }
 
 std::string page_head(std::string_view title) {
   return concat("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n",

@@ -3,6 +3,8 @@
 // Pieces of the page that `distmoe report` writes, as HTML text.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,9 +20,18 @@ std::string number_text(double value, int digits);
 /// "64.3 %".
 std::string percent_text(double fraction);
 
+/// "-" where there is none.
+std::string number_or_dash(const std::optional<double>& value, int digits);
+/// "700.000 TFLOP/s, copy 4.250 TB/s, read 4.500 TB/s": dense products first.
+std::string rates_text(const ResultRow& row);
+
 /// Behind what varies too much from round to round.
 inline constexpr const char* kUnstableBadge = " <span class=\"badge\">unstable</span>";
 
+/// "T = 64".
+std::string tokens_text(const ResultRow& row);
+/// ", 2 ranks"; empty of one.
+std::string ranks_suffix(const ResultRow& row);
 /// "T = 64, 2 ranks".
 std::string size_text(const ResultRow& row);
 
@@ -43,6 +54,14 @@ struct Stack {
 std::string stacks_of(const std::vector<Stack>& stacks, std::string (*text_of)(double));
 
 std::string card(const std::string& title, const std::string& body);
+
+/// Cards below a title and words of HTML, nothing where there are none. `layout`: a class of the
+/// style, "grid" or "wide".
+std::string section(const char* title, const char* words, const char* layout,
+                    const std::string& cards);
+
+/// What series of a chart and their legend have, in turn: the number of a class of the style.
+int series_colour(std::size_t index);
 
 /// The head of the page, up to the opening of <main>.
 std::string page_head(std::string_view title);

@@ -2,7 +2,6 @@
 #include "results/result_charts.hpp"
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <utility>
 #include <vector>
@@ -15,16 +14,10 @@
 namespace distmoe::tools {
 namespace {
 
-constexpr std::array kColours = {"var(--c0)", "var(--c1)", "var(--c2)", "var(--c3)", "var(--c4)",
-                                 "var(--c5)", "var(--c6)", "var(--c8)", "var(--c9)", "var(--c7)"};
-constexpr std::array kColourClasses = {0, 1, 2, 3, 4, 5, 6, 8, 9, 7};
-
-std::string call_and_ranks(const ResultRow& row) {
-  return concat(row.call(), row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string());
-}
+std::string call_and_ranks(const ResultRow& row) { return row.call() + ranks_suffix(row); }
 
 std::string call_and_tokens(const ResultRow& row) {
-  return concat(row.call(), ", T = ", row.tokens);
+  return concat(row.call(), ", ", tokens_text(row));
 }
 
 std::string place_of(const ResultRow& row) { return concat(row.shape, " on ", row.backend); }
@@ -32,16 +25,10 @@ std::string place_of(const ResultRow& row) { return concat(row.shape, " on ", ro
 std::string legend_of(const std::vector<std::string>& names) {
   std::string html = "<ul class=\"legend\">";
   for (std::size_t i = 0; i < names.size(); ++i) {
-    html += concat("<li><i class=\"c", kColourClasses[i % kColourClasses.size()], "\"></i>",
-                   escaped_markup(names[i]), "</li>");
+    html +=
+        concat("<li><i class=\"c", series_colour(i), "\"></i>", escaped_markup(names[i]), "</li>");
   }
   return html + "</ul>\n";
-}
-
-std::string section(const char* title, const char* words, const std::string& cards) {
-  if (cards.empty()) return {};
-  return concat("<h2>", title, "</h2>\n<p class=\"muted\">", words, "</p>\n<div class=\"grid\">\n",
-                cards, "</div>\n");
 }
 
 /// FLOPs a byte of weights.
@@ -72,68 +59,42 @@ ChartSeries roof_of(const ResultGroup& group) {
           .has_marks = false};
 }
 
-std::string roofline_card(const std::string& title, const ResultGroup& group) {
-  Chart chart{.description = "roofline of " + title,
-              .x_title = "FLOPs a byte of weights",
-              .y_title = "TFLOP/s of a rank",
-              .series = {roof_of(group)}};
+/// Of a row in the series `name`.
+using MakePoint = ChartPoint (*)(const std::string& name, const ResultRow& row);
+
+/// A card of `chart` with a series more for each of the names that `name_of` gives rows.
+std::string chart_card(const std::string& title, Chart chart, const ResultGroup& group,
+                       std::string (*name_of)(const ResultRow&), MakePoint make_point,
+                       bool is_joined) {
   std::vector<std::string> names;
-  for (const auto& [call, rows] : grouped_by(group, call_and_ranks)) {
-    ChartSeries series{.colour = kColours[names.size() % kColours.size()], .is_joined = false};
-    for (const ResultRow* row : rows) {
-      series.points.push_back(
-          {intensity_of(*row), rate_of(*row), concat("T=", row->tokens),
-           concat(call, ", ", size_text(*row), ": ", number_text(rate_of(*row), 3), " TFLOP/s")});
-    }
+  for (const auto& [name, rows] : grouped_by(group, name_of)) {
+    ChartSeries series{.colour = concat("var(--c", series_colour(names.size()), ")"),
+                       .is_joined = is_joined};
+    for (const ResultRow* row : rows) series.points.push_back(make_point(name, *row));
+    if (is_joined) std::ranges::stable_sort(series.points, {}, &ChartPoint::x);
     chart.series.push_back(std::move(series));
-    names.push_back(call);
+    names.push_back(name);
   }
   return card(title, figure(svg_of(chart), "") + legend_of(names));
 }
 
-std::string tokens_card(const std::string& title, const ResultGroup& group) {
-  Chart chart{.description = "rate over tokens of " + title,
-              .x_title = "tokens of each rank (T)",
-              .y_title = "TFLOP/s of a rank",
-              .series = {}};
-  std::vector<std::string> names;
-  for (auto& [call, rows] : grouped_by(group, call_and_ranks)) {
-    std::ranges::sort(rows, {}, &ResultRow::tokens);
-    ChartSeries series{.colour = kColours[names.size() % kColours.size()]};
-    for (const ResultRow* row : rows) {
-      series.points.push_back({static_cast<double>(row->tokens), rate_of(*row), "",
-                               concat(call, ", ", size_text(*row), ": ", time_text(row->median_us),
-                                      ", ", number_text(rate_of(*row), 3), " TFLOP/s")});
-    }
-    chart.series.push_back(std::move(series));
-    names.push_back(call);
-  }
-  return card(title, figure(svg_of(chart), "") + legend_of(names));
+ChartPoint roofline_point(const std::string& call, const ResultRow& row) {
+  return {intensity_of(row), rate_of(row), concat("T=", row.tokens),
+          concat(call, ", ", size_text(row), ": ", number_text(rate_of(row), 3), " TFLOP/s")};
 }
 
-/// Of all ranks.
-double tokens_per_second(const ResultRow& row) {
-  return 1e6 * static_cast<double>(row.tokens * row.ranks) / row.median_us;
+ChartPoint tokens_point(const std::string& call, const ResultRow& row) {
+  return {static_cast<double>(row.tokens), rate_of(row), "",
+          concat(call, ", ", size_text(row), ": ", time_text(row.median_us), ", ",
+                 number_text(rate_of(row), 3), " TFLOP/s")};
 }
 
-std::string ranks_card(const std::string& title, const ResultGroup& group) {
-  Chart chart{.description = "tokens per second over ranks of " + title,
-              .x_title = "ranks (P)",
-              .y_title = "tokens a second, all ranks",
-              .series = {}};
-  std::vector<std::string> names;
-  for (auto& [call, rows] : grouped_by(group, call_and_tokens)) {
-    std::ranges::sort(rows, {}, &ResultRow::ranks);
-    ChartSeries series{.colour = kColours[names.size() % kColours.size()]};
-    for (const ResultRow* row : rows) {
-      series.points.push_back({static_cast<double>(row->ranks), tokens_per_second(*row), "",
-                               concat(call, ", ", row->ranks, " rank(s): ",
-                                      number_text(tokens_per_second(*row), 0), " tokens/s")});
-    }
-    chart.series.push_back(std::move(series));
-    names.push_back(call);
-  }
-  return card(title, figure(svg_of(chart), "") + legend_of(names));
+ChartPoint ranks_point(const std::string& call, const ResultRow& row) {
+  const double tokens_per_second =
+      1e6 * static_cast<double>(row.tokens * row.ranks) / row.median_us;
+  return {
+      static_cast<double>(row.ranks), tokens_per_second, "",
+      concat(call, ", ", row.ranks, " rank(s): ", number_text(tokens_per_second, 0), " tokens/s")};
 }
 
 template <typename Value>
@@ -149,34 +110,52 @@ std::string roofline_section(const ResultGroup& rows) {
   std::string cards;
   for (auto& [title, group] : grouped_by(rows, place_of)) {
     std::erase_if(group, [](const ResultRow* row) { return !has_roof(*row); });
-    if (!group.empty()) cards += roofline_card(title, group);
+    if (group.empty()) continue;
+    cards += chart_card(title,
+                        {.description = "roofline of " + title,
+                         .x_title = "FLOPs a byte of weights",
+                         .y_title = "TFLOP/s of a rank",
+                         .series = {roof_of(group)}},
+                        group, call_and_ranks, roofline_point, false);
   }
   return section("Roofline",
                  "Dashed: the least of the rate of a large dense product and what memory allows at "
                  "the rate of a copy, both of the same run. Points below it have something left; "
                  "a point may lie a little above where reading is faster than copying.",
-                 cards);
+                 "grid", cards);
 }
 
 std::string tokens_section(const ResultGroup& rows) {
   std::string cards;
   for (auto& [title, group] : grouped_by(rows, place_of)) {
     std::erase_if(group, [](const ResultRow* row) { return rate_of(*row) <= 0.0; });
-    if (has_two(group, &ResultRow::tokens)) cards += tokens_card(title, group);
+    if (!has_two(group, &ResultRow::tokens)) continue;
+    cards += chart_card(title,
+                        {.description = "rate over tokens of " + title,
+                         .x_title = "tokens of each rank (T)",
+                         .y_title = "TFLOP/s of a rank",
+                         .series = {}},
+                        group, call_and_ranks, tokens_point, true);
   }
   return section("Scaling over tokens", "More tokens use what is read of the weights more often.",
-                 cards);
+                 "grid", cards);
 }
 
 std::string ranks_section(const ResultGroup& rows) {
   std::string cards;
   for (const auto& [title, group] : grouped_by(rows, place_of)) {
-    if (has_two(group, &ResultRow::ranks)) cards += ranks_card(title, group);
+    if (!has_two(group, &ResultRow::ranks)) continue;
+    cards += chart_card(title,
+                        {.description = "tokens per second over ranks of " + title,
+                         .x_title = "ranks (P)",
+                         .y_title = "tokens a second, all ranks",
+                         .series = {}},
+                        group, call_and_tokens, ranks_point, true);
   }
   return section("Scaling over ranks",
                  "Each rank brings as many tokens. Ranks of one machine or device share it: then "
                  "a flat line is all that can be had.",
-                 cards);
+                 "grid", cards);
 }
 
 }  // namespace distmoe::tools

@@ -14,6 +14,10 @@ namespace distmoe::tools {
 using ResultGroup = std::vector<const ResultRow*>;
 using NamedGroup = std::pair<std::string, ResultGroup>;
 
+inline void add_once(std::vector<std::string>& names, const std::string& name) {
+  if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+}
+
 /// Groups by what `name_of` calls a row, in the order of their first rows.
 template <typename Name>
 std::vector<NamedGroup> grouped_by(const ResultGroup& rows, const Name& name_of) {

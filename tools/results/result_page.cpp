@@ -23,7 +23,7 @@ std::vector<std::string> distinct(std::span<const ResultRow> rows, const Text& t
   std::vector<std::string> all;
   for (const ResultRow& row : rows) {
     const std::string words = text(row);
-    if (!words.empty() && std::ranges::find(all, words) == all.end()) all.push_back(words);
+    if (!words.empty()) add_once(all, words);
   }
   return all;
 }
@@ -37,10 +37,6 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 std::string tile(const std::string& value, const std::string& meaning) {
   return concat("<div class=\"card tile\"><b>", escaped_markup(value), "</b><span>",
                 escaped_markup(meaning), "</span></div>\n");
-}
-
-std::string number_or_dash(const std::optional<double>& value, int digits) {
-  return value ? number_text(*value, digits) : "-";
 }
 
 std::string heading(std::span<const ResultRow> rows) {
@@ -122,16 +118,7 @@ std::string table(std::span<const ResultRow> rows) {
 
 /// "OLMoE-1B-7B, forward, 2 ranks".
 std::string call_title(const ResultRow& row) {
-  return concat(row.shape, ", ", row.call(),
-                row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string());
-}
-
-std::string tokens_text(const ResultRow& row) { return concat("T = ", row.tokens); }
-
-std::string wide_section(const char* title, const char* words, const std::string& cards) {
-  if (cards.empty()) return {};
-  return concat("<h2>", title, "</h2>\n<p class=\"muted\">", words, "</p>\n<div class=\"wide\">\n",
-                cards, "</div>\n");
+  return concat(row.shape, ", ", row.call(), ranks_suffix(row));
 }
 
 std::string efficiency_of(const ResultRow& row) {
@@ -170,29 +157,37 @@ std::string efficiency_section(const ResultGroup& rows) {
     }
     if (!body.empty()) cards += card(title, body);
   }
-  return wide_section(
-      "Efficiency",
-      "The floor is the time that the machine needs at its own rates: products, "
-      "weights or links, whichever takes longest. A full bar is the floor; x: times as "
-      "long as distmoe in the same rounds. Dense "
-      "GEMM: products of the same FLOPs alone, without routing; left out where it "
-      "passes the floor, because on a CPU it reads the weights of one expert.",
-      cards);
+  return section("Efficiency",
+                 "The floor is the time that the machine needs at its own rates: products, weights "
+                 "or links, whichever takes longest. A full bar is the floor; x: times as long as "
+                 "distmoe in the same rounds. Dense GEMM: products of the same FLOPs alone, "
+                 "without routing; left out where it passes the floor, because on a CPU it reads "
+                 "the weights of one expert.",
+                 "wide", cards);
 }
 
-std::string steps_section(const ResultGroup& rows) {
+/// Of every call a card with the wholes of its rows that have any part.
+std::string stack_cards(const ResultGroup& rows, Stack (*stack_of)(const ResultRow&),
+                        std::string (*text_of)(double)) {
   std::string cards;
   for (const auto& [title, group] : grouped_by(rows, call_title)) {
     std::vector<Stack> stacks;
     for (const ResultRow* row : group) {
-      if (!row->steps.empty()) stacks.push_back({tokens_text(*row), row->steps});
+      Stack stack = stack_of(*row);
+      if (!stack.parts.empty()) stacks.push_back(std::move(stack));
     }
-    if (!stacks.empty()) cards += card(title, stacks_of(stacks, time_text));
+    if (!stacks.empty()) cards += card(title, stacks_of(stacks, text_of));
   }
-  return wide_section("Where the time goes",
-                      "Medians of the steps of a call, marked in calls of their own; names as in "
-                      "traces.",
-                      cards);
+  return cards;
+}
+
+Stack steps_of(const ResultRow& row) { return {tokens_text(row), row.steps}; }
+
+std::string steps_section(const ResultGroup& rows) {
+  return section("Where the time goes",
+                 "Medians of the steps of a call, marked in calls of their own; names as in "
+                 "traces.",
+                 "wide", stack_cards(rows, steps_of, time_text));
 }
 
 std::string projection_section(const ResultGroup& rows) {
@@ -201,8 +196,7 @@ std::string projection_section(const ResultGroup& rows) {
   std::string html = concat(
       "<h2>", kProjectedRanks, " GPUs <span class=\"badge\">projection, not a measurement</span>",
       "</h2>\n<p class=\"muted\">From the times on one GPU and on two: the share of the link's "
-      "time "
-      "that two did not hide is taken to stay what it was, of the traffic that ",
+      "time that two did not hide is taken to stay what it was, of the traffic that ",
       kProjectedRanks,
       " have. It knows nothing of imbalance between ranks, nor of switches that give less to many "
       "than to two.</p>\n<div class=\"card scroll\"><table>\n<tr><th>shape</th><th>T</th>"
@@ -231,14 +225,9 @@ Stack memory_of(const ResultRow& row) {
 }
 
 std::string memory_section(const ResultGroup& rows) {
-  std::string cards;
-  for (const auto& [title, group] : grouped_by(rows, call_title)) {
-    std::vector<Stack> stacks;
-    for (const ResultRow* row : group) stacks.push_back(memory_of(*row));
-    cards += card(title, stacks_of(stacks, bytes_text));
-  }
-  return wide_section(
-      "Memory plan", "What a context of a rank allocates, to the byte, beside its weights.", cards);
+  return section("Memory plan",
+                 "What a context of a rank allocates, to the byte, beside its weights.", "wide",
+                 stack_cards(rows, memory_of, bytes_text));
 }
 
 std::string how_section(std::span<const ResultRow> rows) {
@@ -246,12 +235,10 @@ std::string how_section(std::span<const ResultRow> rows) {
   for (const std::string& machine :
        distinct(rows, [](const ResultRow& row) { return row.machine; })) {
     const auto row = std::ranges::find(rows, machine, &ResultRow::machine);
-    html += concat(
-        "<p>", escaped_markup(machine), ": dense products ", number_or_dash(row->dense_tflops, 3),
-        " TFLOP/s, copy ", number_or_dash(row->copy_tb_s, 3), " TB/s, read ",
-        number_or_dash(row->read_tb_s, 3), " TB/s, link ", number_or_dash(row->link_gb_s, 1),
-        " GB/s each way, in the first of its runs; a measurement of nothing takes ",
-        number_text(row->overhead_us, 2), " us.</p>\n");
+    html += concat("<p>", escaped_markup(machine), ": dense products ", rates_text(*row), ", link ",
+                   number_or_dash(row->link_gb_s, 1),
+                   " GB/s each way, in the first of its runs; a measurement of nothing takes ",
+                   number_text(row->overhead_us, 2), " us.</p>\n");
   }
   html += "<pre>";
   for (const std::string& command :

@@ -11,17 +11,12 @@
 namespace distmoe::tools {
 namespace {
 
-std::string number_or_dash(const std::optional<double>& value, int digits) {
-  return value ? number_text(*value, digits) : "-";
-}
-
 /// A run, by its first row.
 std::string run_text(const ResultRow& row) {
   return concat("- `", row.command, "`, ", row.date.substr(0, 10), ", distmoe ", row.version,
                 row.torch.empty() ? "" : ", " + row.torch, ". ", row.machine, ". Dense products ",
-                number_or_dash(row.dense_tflops, 3), " TFLOP/s, copy ",
-                number_or_dash(row.copy_tb_s, 3), " TB/s, read ", number_or_dash(row.read_tb_s, 3),
-                " TB/s", row.link_gb_s ? ", link " + number_text(*row.link_gb_s, 0) + " GB/s" : "",
+                rates_text(row),
+                row.link_gb_s ? ", link " + number_text(*row.link_gb_s, 0) + " GB/s" : "",
                 "; a measurement of nothing ", number_text(row.overhead_us, 2), " us.\n");
 }
 
@@ -29,9 +24,7 @@ std::string run_text(const ResultRow& row) {
 std::vector<std::string> peers_of(std::span<const ResultRow> rows) {
   std::vector<std::string> names;
   for (const ResultRow& row : rows) {
-    for (const PeerResult& peer : row.peers) {
-      if (std::ranges::find(names, peer.name) == names.end()) names.push_back(peer.name);
-    }
+    for (const PeerResult& peer : row.peers) add_once(names, peer.name);
   }
   return names;
 }
