@@ -2,10 +2,10 @@
 //
 // The choice of kernels in words, read top to bottom: what it is for, what a context decides once,
 // what each call makes of it.
-#include <cstdio>
 #include <sstream>
 
 #include "kernel_report.hpp"
+#include "number_text.hpp"
 #include "plan/byte_text.hpp"
 #include "plan/option_names.hpp"
 
@@ -14,19 +14,12 @@ namespace {
 
 constexpr const char* kIndent = "    ";
 
-std::string decimal(double value) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f", value);
-  return text;
-}
+std::string decimal(double value) { return number_text(value, 1); }
 
-std::string percent(double part, double whole) {
-  return decimal(whole == 0.0 ? 0.0 : 100.0 * part / whole) + " %";
-}
-
-/// "+4.2 %": how much more than `whole`.
+/// "4.2 %": how much more than `whole`.
 std::string excess(std::int64_t value, std::int64_t whole) {
-  return percent(static_cast<double>(value - whole), static_cast<double>(whole));
+  return percent_text(whole == 0 ? 0.0
+                                 : static_cast<double>(value - whole) / static_cast<double>(whole));
 }
 
 std::string reason_words(cuda::Dropped dropped) {
@@ -110,7 +103,7 @@ void write_product(std::ostream& text, const cuda::ProductLoad& load, std::int32
   text << kIndent << cuda::product_name(load.product) << " " << load.m << " x " << load.k << ": "
        << grouped(load.cluster_tiles) << " cluster tiles (" << load.weight_tiles
        << " weight tiles of an expert), " << grouped(load.waves) << " wave(s) over " << clusters
-       << " clusters, " << decimal(100.0 * load.fill) << " % full\n"
+       << " clusters, " << percent_text(load.fill) << " full\n"
        << kIndent << kIndent << decimal(static_cast<double>(load.flops) * 1e-9) << " GFLOP, "
        << excess(load.computed_flops, load.flops) << " more with padding; "
        << human_bytes(load.weight_bytes) << " of weights, loaded "

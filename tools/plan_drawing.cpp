@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <vector>
 
 #include "core/check.hpp"
+#include "number_text.hpp"
 #include "plan/byte_text.hpp"
 #include "plan/option_names.hpp"
 #include "svg_writer.hpp"
@@ -74,11 +74,8 @@ Regions regions_of(const MemoryPlan& plan) {
 }
 
 std::string percent(std::int64_t part, std::int64_t whole) {
-  std::array<char, 16> text{};
-  const double share = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-  if (part > 0 && share < 0.05) return "< 0.1 %";
-  std::snprintf(text.data(), text.size(), "%.1f %%", share);
-  return text.data();
+  const double share = static_cast<double>(part) / static_cast<double>(whole);
+  return part > 0 && share < 0.0005 ? "< 0.1 %" : percent_text(share);
 }
 
 /// A round number of units for about `count` steps up to `most` bytes.

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "number_text.hpp"
 #include "runtime/imbalance.hpp"
 
 namespace distmoe::tools {
@@ -41,9 +42,7 @@ std::string list_of(const std::vector<Value>& values) {
 }
 
 std::string mebibytes(std::int64_t bytes) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (1 << 20) << " MiB";
-  return text.str();
+  return number_text(static_cast<double>(bytes) / (1 << 20), 2) + " MiB";
 }
 
 class Lines {

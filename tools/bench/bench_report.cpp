@@ -9,6 +9,7 @@
 
 #include "core/check.hpp"
 #include "distmoe/version.hpp"
+#include "number_text.hpp"
 #include "plan/option_names.hpp"
 #include "report.hpp"
 
@@ -110,16 +111,6 @@ Json json_of(const BenchReport& report, const BenchRow& row) {
   return object;
 }
 
-std::string fixed(double value, int digits) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(digits) << value;
-  return text.str();
-}
-
-std::string fixed_or_dash(const std::optional<double>& value, int digits) {
-  return value ? fixed(*value, digits) : "-";
-}
-
 struct Column {
   const char* head;
   int width;
@@ -138,22 +129,21 @@ void add_line(std::ostringstream& text, const std::string& shape,
   text << remark << '\n';
 }
 
-std::string percent(double value) { return fixed(100.0 * value, 1) + " %"; }
-
 /// Under a row: what others took, and where its own time went.
 void add_details(std::ostringstream& text, const BenchRow& row) {
   for (const PeerTime& peer : row.peers) {
     text << "    " << std::left << std::setw(kShapeWidth - 4) << peer.name << std::right
          << std::setw(kColumns[0].width) << "" << std::setw(kColumns[1].width)
-         << fixed(peer.us.median, 1) << std::setw(kColumns[2].width) << fixed(peer.us.p10, 1)
-         << std::setw(kColumns[3].width) << fixed(peer.us.p90, 1) << std::setw(kColumns[4].width)
-         << percent(peer.us.relative()) << "   " << fixed(peer.ratio, 2) << " x as long"
+         << number_text(peer.us.median, 1) << std::setw(kColumns[2].width)
+         << number_text(peer.us.p10, 1) << std::setw(kColumns[3].width)
+         << number_text(peer.us.p90, 1) << std::setw(kColumns[4].width)
+         << percent_text(peer.us.relative()) << "   " << number_text(peer.ratio, 2) << " x as long"
          << (peer.is_unstable() ? "  unstable" : "") << '\n';
   }
   for (const StepTime& step : row.steps) {
     text << "    " << std::left << std::setw(kShapeWidth - 4) << step.name << std::right
-         << std::setw(kColumns[0].width) << "" << std::setw(kColumns[1].width) << fixed(step.us, 1)
-         << '\n';
+         << std::setw(kColumns[0].width) << "" << std::setw(kColumns[1].width)
+         << number_text(step.us, 1) << '\n';
   }
 }
 
@@ -167,12 +157,12 @@ std::string remark_on(const BenchReport& report, const BenchRow& row) {
   if (!row.is_bitwise_repeatable) return "  WRONG: repeats differ";
   std::string remark;
   if (row.forward_us && row.backward_us) {
-    remark += "  forward " + fixed(*row.forward_us, 1) + ", backward " +
-              fixed(*row.backward_us, 1) + " us (" + fixed(*row.backward_us / *row.forward_us, 2) +
-              " x)";
+    remark += "  forward " + number_text(*row.forward_us, 1) + ", backward " +
+              number_text(*row.backward_us, 1) + " us (" +
+              number_text(*row.backward_us / *row.forward_us, 2) + " x)";
     if (report.recompute == true && row.restore_us) {
-      remark += ", of which computing again " + fixed(*row.restore_us, 1) + " us (" +
-                fixed(*row.restore_us / *row.forward_us, 2) + " x)";
+      remark += ", of which computing again " + number_text(*row.restore_us, 1) + " us (" +
+                number_text(*row.restore_us / *row.forward_us, 2) + " x)";
     }
   }
   return row.is_unstable() ? remark + "  unstable" : remark;
@@ -230,11 +220,11 @@ std::string text_of(const BenchReport& report) {
        << (report.graph ? "CUDA graph, " : "") << "routing " << report.routing << ", "
        << report.rounds << " rounds\n"
        << report.machine << '\n'
-       << "ceilings: dense " << fixed_or_dash(report.ceilings.dense_tflops, 2) << " TFLOP/s, copy "
-       << fixed_or_dash(report.ceilings.copy_tb_s, 3) << " TB/s, read "
-       << fixed_or_dash(report.ceilings.read_tb_s, 3) << " TB/s, link "
-       << fixed_or_dash(report.ceilings.link_gb_s, 1) << " GB/s each way\n"
-       << "a measurement of nothing takes " << fixed(report.overhead_us, 2) << " us"
+       << "ceilings: dense " << number_or_dash(report.ceilings.dense_tflops, 2) << " TFLOP/s, copy "
+       << number_or_dash(report.ceilings.copy_tb_s, 3) << " TB/s, read "
+       << number_or_dash(report.ceilings.read_tb_s, 3) << " TB/s, link "
+       << number_or_dash(report.ceilings.link_gb_s, 1) << " GB/s each way\n"
+       << "a measurement of nothing takes " << number_text(report.overhead_us, 2) << " us"
        << (report.torch.empty() ? "" : "; peers: " + report.torch) << '\n';
   for (const std::string& missing : report.missing) text << "not measured: " << missing << '\n';
   text << '\n';
@@ -245,10 +235,10 @@ std::string text_of(const BenchReport& report) {
     const auto efficiency = row.efficiency();
     add_line(
         text, row.shape.name,
-        {std::to_string(row.tokens), fixed(row.us.median, 1), fixed(row.us.p10, 1),
-         fixed(row.us.p90, 1), percent(row.us.relative()), fixed_or_dash(row.tflops, 2),
-         fixed_or_dash(row.bound_us, 1), fixed_or_dash(row.bound_ratio, 3),
-         fixed_or_dash(row.floor_us, 1), fixed_or_dash(efficiency, 3), distance_text(row.rel_l2)},
+        {std::to_string(row.tokens), number_text(row.us.median, 1), number_text(row.us.p10, 1),
+         number_text(row.us.p90, 1), percent_text(row.us.relative()), number_or_dash(row.tflops, 2),
+         number_or_dash(row.bound_us, 1), number_or_dash(row.bound_ratio, 3),
+         number_or_dash(row.floor_us, 1), number_or_dash(efficiency, 3), distance_text(row.rel_l2)},
         remark_on(report, row));
     add_details(text, row);
   }

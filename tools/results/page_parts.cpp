@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <array>
-#include <iomanip>
-#include <sstream>
 
 #include "core/check.hpp"
+#include "number_text.hpp"
 #include "results/page_style.hpp"
 #include "results/result_groups.hpp"
 #include "svg_writer.hpp"
@@ -33,14 +32,6 @@ std::vector<std::string> names_of(const std::vector<Stack>& stacks) {
 
 }  // namespace
 
-std::string number_text(double value, int digits) {
-  std::ostringstream text;
-  text << std::fixed << std::setprecision(digits) << value;
-  return text.str();
-}
-
-std::string percent_text(double fraction) { return number_text(100.0 * fraction, 1) + " %"; }
-
 std::string time_text(double us) {
   const auto scaled = [](double value, const char* unit) {
     return concat(number_text(value, value < 10.0 ? 2 : value < 100.0 ? 1 : 0), " ", unit);
@@ -48,10 +39,6 @@ std::string time_text(double us) {
   if (us < 1e3) return scaled(us, "us");
   if (us < 1e6) return scaled(us * 1e-3, "ms");
   return scaled(us * 1e-6, "s");
-}
-
-std::string number_or_dash(const std::optional<double>& value, int digits) {
-  return value ? number_text(*value, digits) : "-";
 }
 
 std::string rates_text(const ResultRow& row) {

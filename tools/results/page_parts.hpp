@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,13 +14,6 @@ namespace distmoe::tools {
 
 /// "1.24 ms", "37.5 us", "2.1 s".
 std::string time_text(double us);
-/// With `digits` behind the point.
-std::string number_text(double value, int digits);
-/// "64.3 %".
-std::string percent_text(double fraction);
-
-/// "-" where there is none.
-std::string number_or_dash(const std::optional<double>& value, int digits);
 /// "700.000 TFLOP/s, copy 4.250 TB/s, read 4.500 TB/s": dense products first.
 std::string rates_text(const ResultRow& row);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "number_text.hpp"
 #include "results/line_chart.hpp"
 #include "results/page_parts.hpp"
 #include "svg_writer.hpp"

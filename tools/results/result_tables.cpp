@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/check.hpp"
+#include "number_text.hpp"
 #include "results/page_parts.hpp"
 #include "results/projection.hpp"
 
