@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <tuple>
 
 #include "checkpoint_problem.hpp"
 #include "command_testing.hpp"
@@ -22,14 +21,8 @@ using conformance::CodedValues;
 using conformance::MatrixShape;
 using conformance::MoeProblem;
 
-class CodeDump : public CommandTest,
-                 public testing::WithParamInterface<std::tuple<const char*, int>> {
+class CodeDump : public CheckpointLayerTest {
  protected:
-  void SetUp() override {
-    checkpoint_ = checkpoint_folder(std::get<0>(GetParam()));
-    if (checkpoint_.empty()) GTEST_SKIP() << "no checkpoint " << std::get<0>(GetParam());
-  }
-  int layer() const { return std::get<1>(GetParam()); }
   TensorFile dump(const std::string& precision, const Words& more = {}) {
     Words words{"--layer", std::to_string(layer()), "--json",     "--precision",
                 precision, "--dump-codes",          file("codes")};
@@ -38,8 +31,6 @@ class CodeDump : public CommandTest,
     EXPECT_EQ(result.exit_code, 0) << result.error;
     return TensorFile(file("codes"));
   }
-
-  std::filesystem::path checkpoint_;
 };
 
 std::vector<double> as_doubles(const BF16* values, std::int64_t count) {
@@ -263,14 +254,7 @@ TEST_P(CodeDump, TheDumpedCodesOfH2GiveY) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, CodeDump,
-                         testing::Combine(testing::Values("qwen3moe", "mixtral", "gptoss",
-                                                          "deepseekv3"),
-                                          testing::Values(0, 1)),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)) + "Layer" +
-                                  std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, CodeDump, checkpoint_layers(), checkpoint_layer_name);
 
 }  // namespace
 }  // namespace distmoe::tools

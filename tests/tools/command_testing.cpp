@@ -154,6 +154,17 @@ void CommandTest::expect_no_output(const std::string& name) const {
   }
 }
 
+void CheckpointLayerTest::SetUp() {
+  const std::string name = std::get<0>(GetParam());
+  checkpoint_ = checkpoint_folder(name);
+  if (checkpoint_.empty()) GTEST_SKIP() << "no checkpoint " << name;
+}
+
+std::string checkpoint_layer_name(
+    const ::testing::TestParamInfo<CheckpointLayerTest::ParamType>& layer) {
+  return std::string(std::get<0>(layer.param)) + "Layer" + std::to_string(std::get<1>(layer.param));
+}
+
 bool names_absent_rank(const std::string& error, int rank) {
   const std::string number = std::to_string(rank) + "\\b";
   return std::regex_search(error,

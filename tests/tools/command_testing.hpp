@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "distmoe/tensor.hpp"
@@ -80,6 +81,24 @@ class CommandTest : public testing::Test {
  private:
   int num_commands_ = 0;
 };
+
+/// A layer of one of the checkpoints with an input and a reference, by name and index. Skipped
+/// where the checkpoint is not there.
+class CheckpointLayerTest : public CommandTest,
+                            public ::testing::WithParamInterface<std::tuple<const char*, int>> {
+ protected:
+  void SetUp() override;
+  int layer() const { return std::get<1>(GetParam()); }
+
+  std::filesystem::path checkpoint_;
+};
+/// All of them, for INSTANTIATE_TEST_SUITE_P, and their names: "qwen3moeLayer0".
+inline auto checkpoint_layers() {
+  return ::testing::Combine(::testing::Values("qwen3moe", "mixtral", "gptoss", "deepseekv3"),
+                            ::testing::Values(0, 1));
+}
+std::string checkpoint_layer_name(
+    const ::testing::TestParamInfo<CheckpointLayerTest::ParamType>& layer);
 
 /// Whether `error` says that `rank` did not come. A rank that had all of its bytes is one call
 /// further, where those that still wait for it did not arrive either: it names both.

@@ -4,8 +4,6 @@
 // it, no further and no nearer; y has the same bits for every number of ranks and both pipelines.
 #include <gtest/gtest.h>
 
-#include <tuple>
-
 #include "command_testing.hpp"
 
 namespace distmoe::tools {
@@ -19,15 +17,8 @@ constexpr Range kMxfp8{"mxfp8", 0.015, 0.033, 0.9995};
 constexpr Range kNvfp4{"nvfp4", 0.06, 0.115, 0.9935};
 constexpr Range kMxfp4{"mxfp4", 0.055, 0.10, 0.9945};
 
-class RunPrecision : public CommandTest,
-                     public testing::WithParamInterface<std::tuple<const char*, int>> {
+class RunPrecision : public CheckpointLayerTest {
  protected:
-  void SetUp() override {
-    checkpoint_ = checkpoint_folder(std::get<0>(GetParam()));
-    if (checkpoint_.empty()) GTEST_SKIP() << "no checkpoint " << std::get<0>(GetParam());
-  }
-  int layer() const { return std::get<1>(GetParam()); }
-
   nlohmann::json run_with(const Words& more, int exit_code = 0) {
     Words words{"--layer", std::to_string(layer()), "--json"};
     words.insert(words.end(), more.begin(), more.end());
@@ -41,8 +32,6 @@ class RunPrecision : public CommandTest,
     run_with(words);
     return read_file(file("y"));
   }
-
-  std::filesystem::path checkpoint_;
 };
 
 TEST_P(RunPrecision, IsAsFarFromTheReferenceAsItsFormatMakesIt) {
@@ -106,14 +95,7 @@ TEST_P(RunPrecision, WhatCannotRunSaysWhy) {
   EXPECT_EQ(outside.exit_code, 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, RunPrecision,
-                         testing::Combine(testing::Values("qwen3moe", "mixtral", "gptoss",
-                                                          "deepseekv3"),
-                                          testing::Values(0, 1)),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param)) + "Layer" +
-                                  std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Models, RunPrecision, checkpoint_layers(), checkpoint_layer_name);
 
 }  // namespace
 }  // namespace distmoe::tools
