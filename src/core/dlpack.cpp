@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
 
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
@@ -30,14 +31,42 @@ constexpr std::array kTypeCodes = {
     TypeCode{DType::kU64, kDLUInt, 64},    TypeCode{DType::kBool, kBoolCode, 8},
 };
 
+/// As frameworks name it: "complex64".
+std::string name_of(const DLDataType& type) {
+  // In the order of the codes that DLPack had in version 1.1.
+  constexpr std::array kNames = {"int",
+                                 "uint",
+                                 "float",
+                                 "opaque",
+                                 "bfloat",
+                                 "complex",
+                                 "bool",
+                                 "float8_e3m4",
+                                 "float8_e4m3",
+                                 "float8_e4m3b11fnuz",
+                                 "float8_e4m3fn",
+                                 "float8_e4m3fnuz",
+                                 "float8_e5m2",
+                                 "float8_e5m2fnuz",
+                                 "float8_e8m0fnu",
+                                 "float6_e2m3fn",
+                                 "float6_e3m2fn",
+                                 "float4_e2m1fn"};
+  if (type.code >= kNames.size()) {
+    return concat("DLPack's type ", int{type.code}, " of ", int{type.bits}, " bits");
+  }
+  const std::string name = kNames[type.code];
+  const bool has_bits = name.find('_') != std::string::npos || name == "bool";
+  return has_bits ? name : concat(name, int{type.bits});
+}
+
 DType dtype_of(const DLDataType& type) {
   DISTMOE_CHECK(type.lanes == 1, kUnsupported, "a DLPack tensor has vector elements of ",
                 type.lanes, " lanes; only 1 is supported");
   for (const TypeCode& known : kTypeCodes) {
     if (known.code == type.code && known.bits == type.bits) return known.dtype;
   }
-  throw_error(ErrorCode::kUnsupported, concat("no distmoe type for DLPack type code ",
-                                              int{type.code}, " with ", int{type.bits}, " bits"));
+  throw_error(ErrorCode::kUnsupported, concat("no distmoe type for elements of ", name_of(type)));
 }
 
 Device device_of(const DLDevice& device) {

@@ -106,13 +106,17 @@ TEST(FromDlpack, VectorLanesAreUnsupported) {
   expect_error(producer, ErrorCode::kUnsupported, "4 lanes");
 }
 
-TEST(FromDlpack, TypesWithoutADTypeAreUnsupportedByCodeAndBits) {
+TEST(FromDlpack, TypesWithoutADTypeAreUnsupportedByName) {
   Producer complex_type(nullptr, {kDLComplex, 64, 1});
-  expect_error(complex_type, ErrorCode::kUnsupported, "code 5 with 64 bits");
+  expect_error(complex_type, ErrorCode::kUnsupported, "elements of complex64");
   Producer four_bits(nullptr, {kDLInt, 4, 1});
-  expect_error(four_bits, ErrorCode::kUnsupported, "code 0 with 4 bits");
+  expect_error(four_bits, ErrorCode::kUnsupported, "elements of int4");
   Producer opaque(nullptr, {kDLOpaqueHandle, 64, 1});
-  expect_error(opaque, ErrorCode::kUnsupported, "code 3 with 64 bits");
+  expect_error(opaque, ErrorCode::kUnsupported, "elements of opaque64");
+  Producer eight_bits(nullptr, {10, 8, 1});
+  expect_error(eight_bits, ErrorCode::kUnsupported, "elements of float8_e4m3fn");
+  Producer unknown(nullptr, {200, 8, 1});
+  expect_error(unknown, ErrorCode::kUnsupported, "elements of DLPack's type 200 of 8 bits");
 }
 
 TEST(FromDlpack, ScalarsAndMoreThanFourDimensionsAreRefused) {
