@@ -10,6 +10,7 @@
 #include "distmoe/memory_plan.hpp"
 #include "distmoe/prepared_weight.hpp"
 #include "distmoe/quantise.hpp"
+#include "distmoe/refusal.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "distmoe/saved_forward.hpp"

@@ -101,6 +101,13 @@ DISTMOE_EXPORT void routed_experts(Context& context, const RoutedInput& input,
                                    const ExpertWeights& weights, const TensorView& y_TD,
                                    const CallOptions& options = {});
 
+/// Throws what `routed_experts` refuses of types, shapes, strides and devices, without a call: no
+/// peer is met and no value is looked at, ids and block scales included. For compilers, which know
+/// tensors without memory: any address does.
+DISTMOE_EXPORT void check_routed_experts(const Context& context, const RoutedInput& input,
+                                         const ExpertWeights& weights, const TensorView& y_TD,
+                                         const CallOptions& options = {});
+
 /// The same forward with the same bits, which keeps in the selected activation slot what its
 /// backward needs: x gathered, h1 and the results of this rank's routes (activation_policy full) or
 /// this rank's x and h1 (lean), where they fit beside what the slot holds and the inputs of the

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "distmoe/error.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "runtime/context_impl.hpp"
 
@@ -37,6 +38,7 @@ struct BackwardArguments {
   const RoutedGradients& gradients;
   const CallOptions& options;
   const BackwardStepObserver* observer = nullptr;  ///< null: nobody watches
+  const Error* refusal = nullptr;  ///< not null: the caller has no call to make, for this reason
 };
 
 /// The backward sequence of one call; on success the slot no longer keeps `saved`.

@@ -98,6 +98,7 @@ DType weight_gradient_dtype(const Config& config) noexcept {
 
 BackwardCall check_backward_call(const ContextImpl& context, std::int64_t call_index,
                                  const BackwardArguments& arguments) {
+  if (arguments.refusal != nullptr) throw Error(*arguments.refusal);
   const SavedForwardImpl& saved = context.check_backward(arguments.saved);
   const SavedShape& forward = saved.shape();
   const RoutedGradients& gradients = arguments.gradients;

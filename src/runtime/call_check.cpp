@@ -109,9 +109,9 @@ std::optional<NormCall> norm_call(const CallOptions& options) {
 
 ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_index,
                                const RoutedInput& input, const ExpertWeights& weights,
-                               const TensorView& y_TD, const CallOptions& options) {
+                               const TensorView& y_TD, const CallOptions& options, Values values) {
   check_activations(context, input);
-  check_ids(context, input.topk_ids_TK);
+  if (values == Values::kChecked) check_ids(context, input.topk_ids_TK);
   const std::int64_t tokens = input.x_TD.shape[0];
   check_output_rows(context, "y", y_TD, tokens);
   if (options.norm) check_norm(context, *options.norm);
@@ -121,12 +121,20 @@ ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_ind
           .x_TD = input.x_TD,
           .topk_ids_TK = input.topk_ids_TK,
           .topk_scores_TK = input.topk_scores_TK,
-          .experts = resolve_weights(context, weights),
+          .experts = resolve_weights(context, weights, values),
           .y_TD = y_TD,
           .norm = norm_call(options),
           .clip_counts_3 = options.clip_statistics.counts_3,
           .clip_limit = static_cast<float>(options.clip_statistics.limit),
           .stream = options.stream};
+}
+
+void check_routed_experts(const Context& context, const RoutedInput& input,
+                          const ExpertWeights& weights, const TensorView& y_TD,
+                          const CallOptions& options) {
+  const ContextImpl& impl = context.impl();
+  impl.check_usable();
+  check_forward_call(impl, 0, input, weights, y_TD, options, Values::kIgnored);
 }
 
 }  // namespace distmoe

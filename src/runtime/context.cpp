@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "comm/agreement.hpp"
 #include "core/check.hpp"
@@ -57,8 +58,8 @@ std::int64_t num_placed_rows(const Config& config, const RoutingLoad& load, int 
 
 ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
                          std::shared_ptr<SlotLedger> slots,
-                         std::shared_ptr<Communicator> communicator, int rank, int size,
-                         Device device)
+                         std::shared_ptr<Communicator> communicator, Communicator::Timeout timeout,
+                         int rank, int size, Device device)
     : config_(config),
       plan_(std::move(plan)),
       communicator_(std::move(communicator)),
@@ -66,6 +67,7 @@ ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<
       rank_(rank),
       size_(size),
       device_(device),
+      timeout_(timeout),
       slots_(std::move(slots)) {}
 
 void ContextImpl::check_usable() const {
@@ -89,11 +91,31 @@ void ContextImpl::use(const std::function<void(Backend&)>& body) {
 }
 
 void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
+  run_together([&](Backend& backend) {
+    ++num_calls_;
+    call(backend, num_calls_);
+  });
+}
+
+void ContextImpl::agree(const std::optional<Error>& failure) {
+  run_together([&](Backend&) {
+    std::optional<Error> mine = failure;
+    if (mine) {
+      mine.emplace(mine->code(),
+                   concat("rank ", rank_, ", after call ", num_calls_, ": ", mine->what()));
+    }
+    const Refusal own = to_refusal(mine);
+    std::vector<Refusal> refusals(static_cast<std::size_t>(size_), own);
+    if (size_ > 1) all_gather(*communicator_, own, std::span(refusals), timeout_);
+    throw_if_refused(refusals, rank_, mine, concat("to go on after call ", num_calls_));
+  });
+}
+
+void ContextImpl::run_together(const std::function<void(Backend&)>& body) {
   const InCall in_call(in_call_);
   check_usable();
-  ++num_calls_;
   try {
-    call(*backend_, num_calls_);
+    body(*backend_);
   } catch (const AgreedError& error) {
     throw Error(error);
   } catch (...) {

@@ -20,7 +20,7 @@ class ContextImpl {
   /// `communicator` is null for a single rank.
   ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<Backend> backend,
               std::shared_ptr<SlotLedger> slots, std::shared_ptr<Communicator> communicator,
-              int rank, int size, Device device);
+              Communicator::Timeout timeout, int rank, int size, Device device);
 
   const Config& config() const { return config_; }
   const MemoryPlan& plan() const { return plan_; }
@@ -34,6 +34,10 @@ class ContextImpl {
   /// the call, and makes every exception an Error. After any but an AgreedError it tells the others
   /// that this rank leaves, and lets nothing but close() through.
   void run_call(const std::function<void(Backend&, std::int64_t call_index)>& call);
+  /// Collective: throws on every rank where any has a `failure`, which it met after its last call.
+  void agree(const std::optional<Error>& failure);
+  /// Refuses a context that was closed or left unusable by a fault.
+  void check_usable() const;
   /// Of a call, forward or backward, that was routed.
   void note_call(std::int64_t index, std::int64_t num_tokens,
                  const std::optional<SlotTicket>& ticket);
@@ -55,7 +59,9 @@ class ContextImpl {
   bool is_closed() const { return !backend_; }
 
  private:
-  void check_usable() const;
+  /// Runs what ranks do together. After any exception but an AgreedError the others hear that this
+  /// rank leaves, and nothing but close() gets through.
+  void run_together(const std::function<void(Backend&)>& body);
   /// What concerns this rank alone, between calls.
   void use(const std::function<void(Backend&)>& body);
   void leave_the_others(const Error& error);
@@ -67,6 +73,7 @@ class ContextImpl {
   int rank_;
   int size_;
   Device device_;
+  Communicator::Timeout timeout_;
   std::int64_t num_calls_ = 0;
   std::atomic_flag in_call_;
   std::string fault_;         ///< why later calls are refused; empty while all is well

@@ -33,6 +33,7 @@ SlotTicket check_slot(const ContextImpl& context, const CallOptions& options) {
 
 ForwardCall check_forward(const ContextImpl& context, std::int64_t call_index,
                           const ForwardArguments& arguments) {
+  if (arguments.refusal != nullptr) throw Error(*arguments.refusal);
   ForwardCall call = check_forward_call(context, call_index, arguments.input, arguments.weights,
                                         arguments.y_TD, arguments.options);
   call.saves = arguments.saved != nullptr;

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "distmoe/error.hpp"
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/saved_forward.hpp"
 #include "runtime/context_impl.hpp"
@@ -32,6 +33,7 @@ struct ForwardArguments {
   SavedForwardImpl* saved = nullptr;
   const StepObserver* observer = nullptr;  ///< null: nobody watches
   bool exchanges_rows = false;             ///< no products: rows go and come back, to be measured
+  const Error* refusal = nullptr;  ///< not null: the caller has no call to make, for this reason
 };
 
 /// The forward sequence of one call.

@@ -149,8 +149,8 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   mine.refusal = to_refusal(unconnected);
   agree(exchange(communicator.get(), mine, timeout), rank, unconnected);
   return std::make_unique<ContextImpl>(
-      config, std::move(plan), std::move(backend), std::move(slots), std::move(communicator), rank,
-      size, is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
+      config, std::move(plan), std::move(backend), std::move(slots), std::move(communicator),
+      timeout, rank, size, is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
 }
 
 }  // namespace distmoe

@@ -69,7 +69,8 @@ void resolve_w2(const ContextImpl& context, const TensorView& w2, std::int64_t n
 
 /// A prepared weight [L, N, K] of this context's format.
 void check_prepared(const ContextImpl& context, const char* name, const PreparedWeightView& weight,
-                    std::int64_t num_local, std::int64_t num_rows, std::int64_t num_columns) {
+                    std::int64_t num_local, std::int64_t num_rows, std::int64_t num_columns,
+                    Values values) {
   const Config& config = context.config();
   const BlockScaledConfig& made_for = weight.config;
   const auto text = [](Precision format, bool inference) {
@@ -83,6 +84,7 @@ void check_prepared(const ContextImpl& context, const char* name, const Prepared
   check_memory(context, name, weight.codes);
   check_memory(context, name, weight.scales);
   if (weight.global_scales.is_given()) check_memory(context, name, weight.global_scales);
+  if (values == Values::kIgnored) return;
   check_global_scales(name, weight);
   if (!weight.has_known_scales) check_block_scales(name, weight);
 }
@@ -102,10 +104,10 @@ CodedMatrix coded_matrix(const PreparedWeightView& weight) {
 }
 
 void resolve_prepared_w13(const ContextImpl& context, const PreparedWeightView& w13,
-                          std::int64_t num_local, ExpertMatrices& experts) {
+                          std::int64_t num_local, Values values, ExpertMatrices& experts) {
   const Config& config = context.config();
   const std::int64_t num_rows = 2 * config.intermediate_dim;
-  check_prepared(context, "prepared w13", w13, num_local, num_rows, config.hidden_dim);
+  check_prepared(context, "prepared w13", w13, num_local, num_rows, config.hidden_dim, values);
   DISTMOE_CHECK(w13.config.gate_up_layout == config.gate_up_layout, kInvalidArgument,
                 "prepared w13 has gate_up_layout ", option_name(w13.config.gate_up_layout),
                 "; that of this context is ", option_name(config.gate_up_layout));
@@ -128,9 +130,10 @@ void resolve_prepared_w13(const ContextImpl& context, const PreparedWeightView& 
 }
 
 void resolve_prepared_w2(const ContextImpl& context, const PreparedWeightView& w2,
-                         std::int64_t num_local, ExpertMatrices& experts) {
+                         std::int64_t num_local, Values values, ExpertMatrices& experts) {
   const Config& config = context.config();
-  check_prepared(context, "prepared w2", w2, num_local, config.hidden_dim, config.intermediate_dim);
+  check_prepared(context, "prepared w2", w2, num_local, config.hidden_dim, config.intermediate_dim,
+                 values);
   DISTMOE_CHECK(w2.global_scales.rank == 0 || w2.global_scales.shape[1] == 1, kInvalidArgument,
                 "prepared w2 has global scales ", w2.global_scales.describe(),
                 "; it has one for each of ", num_local, " experts");
@@ -170,18 +173,19 @@ BiasRows resolve_bias(const ContextImpl& context, const char* name, const Tensor
 
 }  // namespace
 
-ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights) {
+ExpertMatrices resolve_weights(const ContextImpl& context, const ExpertWeights& weights,
+                               Values values) {
   const Config& config = context.config();
   const std::int64_t num_local =
       num_local_experts(config.num_experts, context.size(), context.rank());
   ExpertMatrices experts;
   if (is_prepared(context, "w13", weights.w13_L2FD, weights.prepared_w13)) {
-    resolve_prepared_w13(context, weights.prepared_w13, num_local, experts);
+    resolve_prepared_w13(context, weights.prepared_w13, num_local, values, experts);
   } else {
     resolve_w13(context, weights.w13_L2FD, num_local, experts);
   }
   if (is_prepared(context, "w2", weights.w2_LDF, weights.prepared_w2)) {
-    resolve_prepared_w2(context, weights.prepared_w2, num_local, experts);
+    resolve_prepared_w2(context, weights.prepared_w2, num_local, values, experts);
   } else {
     resolve_w2(context, weights.w2_LDF, num_local, experts);
   }

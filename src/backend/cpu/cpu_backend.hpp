@@ -64,6 +64,8 @@ class CpuBackend final : public Backend {
   void note_load();
   // publish.cpp
   void take_metadata(const std::optional<SlotTicket>& ticket);
+  void check_same_call(const CallHeader& header, int peer, const CallHeader& mine,
+                       bool is_same) const;
   void exchange_headers(CallHeader mine, const std::optional<SlotTicket>& ticket,
                         const std::optional<Error>& refusal);
   void exchange_ids(const ForwardCall& call);

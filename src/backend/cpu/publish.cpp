@@ -88,6 +88,13 @@ void CpuBackend::publish_backward(const BackwardCall& call, const std::optional<
   note_load();
 }
 
+void CpuBackend::check_same_call(const CallHeader& header, int peer, const CallHeader& mine,
+                                 bool is_same) const {
+  DISTMOE_CHECK(is_same, kPeerMismatch, "rank ", peer, " is in ", call_text(header), " while rank ",
+                setup_.rank, " is in ", call_text(mine),
+                "; every rank makes the same calls in the same order");
+}
+
 void CpuBackend::take_metadata(const std::optional<SlotTicket>& ticket) {
   metadata_ = metadata_sets_.forward_only();
   if (ticket) {
@@ -113,13 +120,16 @@ void CpuBackend::exchange_headers(CallHeader mine, const std::optional<SlotTicke
   std::vector<Refusal> refusals;
   for (int peer = 0; peer < setup_.size; ++peer) {
     const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
-    DISTMOE_CHECK(
-        header.context == mine.context && header.index == mine.index && header.kind == mine.kind,
-        kPeerMismatch, "rank ", peer, " is in ", call_text(header), " while rank ", setup_.rank,
-        " is in ", call_text(mine), "; every rank makes the same calls in the same order");
+    check_same_call(header, peer, mine,
+                    header.context == mine.context && header.index == mine.index);
     refusals.push_back(header.refusal);
   }
+  // NOTE: before the kinds: a rank that refuses may not know which its peers make.
   throw_if_refused(refusals, setup_.rank, refusal, concat("call ", mine.index));
+  for (int peer = 0; peer < setup_.size; ++peer) {
+    const CallHeader& header = headers_[static_cast<std::size_t>(peer)];
+    check_same_call(header, peer, mine, header.kind == mine.kind);
+  }
   const bool is_backward = mine.kind == CallKind::kBackward;
   const char* verb = is_backward ? " runs the backward of " : " saves in ";
   const char* advice = is_backward ? "runs the backward of the same forward"
