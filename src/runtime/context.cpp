@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "distmoe/context.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -68,17 +70,41 @@ ContextImpl::ContextImpl(const Config& config, MemoryPlan plan, std::unique_ptr<
       size_(size),
       device_(device),
       timeout_(timeout),
+      process_(getpid()),
       slots_(std::move(slots)) {}
 
+ContextImpl::~ContextImpl() { leave_to_parent(); }
+
+bool ContextImpl::is_of_this_process() const { return process_ == getpid(); }
+
+void ContextImpl::leave_to_parent() noexcept {
+  // NOTE: the threads that would be waited for are the parent's alone; what the child has of the
+  // memory goes with the child.
+  if (!is_of_this_process()) static_cast<void>(backend_.release());
+}
+
+void ContextImpl::check_process() const {
+  DISTMOE_CHECK(is_of_this_process(), kUnsupported, "the context belongs to process ", process_,
+                ", this is process ", getpid(),
+                ": a fork copies no threads, and peers know one process of a rank; make contexts "
+                "in the process that calls them");
+}
+
 void ContextImpl::check_usable() const {
+  check_process();
+  check_open();
+}
+
+void ContextImpl::check_open() const {
   DISTMOE_CHECK(backend_ != nullptr, kClosed, "the context is closed");
   DISTMOE_CHECK(fault_.empty(), kClosed, "an earlier call left the context unusable (", fault_,
                 "); close it and create another");
 }
 
 void ContextImpl::use(const std::function<void(Backend&)>& body) {
+  check_process();
   const InCall in_call(in_call_);
-  check_usable();
+  check_open();
   try {
     body(*backend_);
   } catch (const Error& error) {
@@ -112,8 +138,9 @@ void ContextImpl::agree(const std::optional<Error>& failure) {
 }
 
 void ContextImpl::run_together(const std::function<void(Backend&)>& body) {
+  check_process();
   const InCall in_call(in_call_);
-  check_usable();
+  check_open();
   try {
     body(*backend_);
   } catch (const AgreedError& error) {
@@ -195,6 +222,8 @@ RegionPeaks ContextImpl::region_peaks() {
 }
 
 void ContextImpl::close() {
+  leave_to_parent();
+  if (!backend_) return;
   const InCall in_call(in_call_);
   backend_.reset();
   slots_.reset();

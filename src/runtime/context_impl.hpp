@@ -30,13 +30,17 @@ class ContextImpl {
   Backend* backend() const { return backend_.get(); }  ///< null after close()
   std::int64_t allocated_bytes() const { return backend_ ? backend_->allocated_bytes() : 0; }
 
+  ~ContextImpl();
+  ContextImpl(const ContextImpl&) = delete;
+  ContextImpl& operator=(const ContextImpl&) = delete;
+
   /// Runs one collective call: refuses a closed or faulted context and overlapping calls, numbers
   /// the call, and makes every exception an Error. After any but an AgreedError it tells the others
   /// that this rank leaves, and lets nothing but close() through.
   void run_call(const std::function<void(Backend&, std::int64_t call_index)>& call);
   /// Collective: throws on every rank where any has a `failure`, which it met after its last call.
   void agree(const std::optional<Error>& failure);
-  /// Refuses a context that was closed or left unusable by a fault.
+  /// Refuses a context that was closed, left unusable by a fault or made by another process.
   void check_usable() const;
   /// Of a call, forward or backward, that was routed.
   void note_call(std::int64_t index, std::int64_t num_tokens,
@@ -62,6 +66,10 @@ class ContextImpl {
   /// Runs what ranks do together. After any exception but an AgreedError the others hear that this
   /// rank leaves, and nothing but close() gets through.
   void run_together(const std::function<void(Backend&)>& body);
+  bool is_of_this_process() const;
+  void check_process() const;
+  void check_open() const;
+  void leave_to_parent() noexcept;  ///< in a forked child, where nothing can be freed
   /// What concerns this rank alone, between calls.
   void use(const std::function<void(Backend&)>& body);
   void leave_the_others(const Error& error);
@@ -74,6 +82,7 @@ class ContextImpl {
   int size_;
   Device device_;
   Communicator::Timeout timeout_;
+  std::int64_t process_;  ///< that made the context
   std::int64_t num_calls_ = 0;
   std::atomic_flag in_call_;
   std::string fault_;         ///< why later calls are refused; empty while all is well

@@ -5,6 +5,9 @@
 // call gives the bits of a context to which nothing happened.
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <optional>
 #include <utility>
@@ -131,6 +134,44 @@ TEST_P(LoneFailure, ACheckSeesWhatACallWouldRefuseButNoValue) {
     expect_error(outcome_of(check), ErrorCode::kInvalidArgument, {"x must have shape [T, "});
     EXPECT_TRUE(arguments.packed.is_y_untouched());
   });
+}
+
+/// What `child` returns, in a forked process that ends there; -1 where it does not within 20 s.
+int exit_code_of_child(const std::function<int()>& child) {
+  const pid_t pid = fork();
+  if (pid == 0) {
+    alarm(20);
+    _exit(child());
+  }
+  int status = 0;
+  waitpid(pid, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// NOTE: one rank with worker threads; a forked child of a multi-threaded process may not do more.
+TEST(Fork, AChildIsRefusedAndTheParentGoesOn) {
+  const MoeCase one_rank{};
+  const Layer layer(one_rank);
+  Context context = Context::create(layer.config, {.num_threads = 3});
+  const RankCall call = layer.pack(0);
+  call_experts(context, call);
+  EXPECT_EQ(exit_code_of_child([&] {
+              const Outcome outcome = outcome_of([&] { call_experts(context, call); });
+              const bool is_refused = outcome.code == ErrorCode::kUnsupported &&
+                                      outcome.message.find("fork") != std::string::npos;
+              const Outcome reset = outcome_of([&] { context.reset(); });
+              context.close();
+              return is_refused && reset.code == ErrorCode::kUnsupported ? 7 : 8;
+            }),
+            7);
+  EXPECT_EQ(exit_code_of_child([&] {
+              { const Context dropped = std::move(context); }
+              return 7;
+            }),
+            7);
+  const RankCall again = layer.pack(0);
+  call_experts(context, again);
+  EXPECT_EQ(again.y.bytes(), call.y.bytes());
 }
 
 }  // namespace
