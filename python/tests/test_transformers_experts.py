@@ -202,3 +202,30 @@ def test_a_loaded_model_switches(folder, model):
     loss_of(switched, text(9))
     switched.set_experts_implementation("distmoe")
     assert_same_gradients(gradients_of(switched, text(9)), gradients_of(model, text(9)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        (dict(precision="fp8"), ValueError, "precision is 'fp8'; legal is one of bf16, mxfp8,"),
+        (dict(precision=None), ValueError, "precision is None"),
+        (dict(activation_slot_capacity_factor=-1.0), ValueError, "activation_slot_capacity_factor"),
+        (dict(activation_slot_capacity_factor="all"), TypeError, "'all'; it must be a number"),
+        (dict(activation_policy="thin"), ValueError, "activation_policy is 'thin'; legal is one"),
+        (dict(activation_policy="lean", precision="mxfp8"), ValueError, "lean"),
+        (dict(num_threads=-1), ValueError, "num_threads is -1; legal are 0"),
+        (dict(num_threads=2.5), TypeError, "num_threads is 2.5; it must be an integer"),
+    ],
+)
+def test_options_are_checked_when_they_are_made(changes, kind, words):
+    with pytest.raises(kind, match=words):
+        ExpertsOptions(**changes)
+
+
+def test_what_is_registered_has_a_name_and_options():
+    with pytest.raises(TypeError, match="name is int; it must be a string"):
+        register(3, ExpertsOptions())
+    with pytest.raises(ValueError, match="name is empty"):
+        register("", ExpertsOptions())
+    with pytest.raises(TypeError, match="options is dict; it must be ExpertsOptions"):
+        register("mine", {})

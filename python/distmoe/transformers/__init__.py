@@ -10,6 +10,7 @@ Importing this module registers the implementations that `NAMES` lists, one a pr
 
 from transformers.integrations.moe import ExpertsInterface
 
+from distmoe.errors import InvalidArgumentError
 from distmoe.transformers.contexts import ExpertsOptions
 from distmoe.transformers.experts import make_experts_forward
 
@@ -20,6 +21,12 @@ __all__ = ["NAMES", "ExpertsOptions", "register"]
 
 def register(name: str, options: ExpertsOptions) -> None:
     """Makes `experts_implementation=name` run experts with `options`."""
+    if not isinstance(name, str):
+        raise TypeError(f"name is {type(name).__name__}; it must be a string")
+    if not name:
+        raise InvalidArgumentError("name is empty; experts_implementation needs one")
+    if not isinstance(options, ExpertsOptions):
+        raise TypeError(f"options is {type(options).__name__}; it must be ExpertsOptions")
     ExpertsInterface.register(name, make_experts_forward(options))
 
 

@@ -10,11 +10,12 @@ in any order. Contexts grow with the number of tokens and go with the model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import torch
 
 import distmoe
+from distmoe.errors import InvalidArgumentError
 from distmoe.torch.eager import EagerCall
 from distmoe.transformers.gate import Gate
 
@@ -31,6 +32,32 @@ class ExpertsOptions:
     activation_slot_capacity_factor: float = 1.0
     activation_policy: Literal["full", "lean"] = "full"
     num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        legal = get_args(get_type_hints(type(self))["precision"])
+        if self.precision not in legal:
+            raise InvalidArgumentError(
+                f"precision is {self.precision!r}; legal is one of {', '.join(legal)}"
+            )
+        if isinstance(self.num_threads, bool) or not isinstance(self.num_threads, int):
+            raise TypeError(f"num_threads is {self.num_threads!r}; it must be an integer")
+        if not 0 <= self.num_threads <= 1024:
+            raise InvalidArgumentError(
+                f"num_threads is {self.num_threads}; legal are 0 (choose) to 1024"
+            )
+        # NVFP4 trains nothing, and its contexts never see these: they are checked as BF16's.
+        precision = "bf16" if self.precision == "nvfp4" else self.precision
+        distmoe.Config(
+            max_tokens=1,
+            hidden_dim=64,
+            intermediate_dim=64,
+            top_k=1,
+            num_experts=1,
+            max_moe_layers_per_activation_slot=1,
+            precision=precision,
+            activation_slot_capacity_factor=self.activation_slot_capacity_factor,
+            activation_policy=self.activation_policy,
+        )
 
 
 @dataclass(frozen=True)
