@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "config_argument.hpp"
 #include "context_object.hpp"
+#include "refuse_copies.hpp"
 #include "tensor_argument.hpp"
 
 namespace nb = nanobind;
@@ -123,6 +124,9 @@ void bind_context(nb::module_& module) {
                                  "one rank. Used by one thread at a time.");
   bind_life(type);
   bind_slots(type);
+  refuse_copies(type,
+                "it holds memory, threads and peers of one process; create another of its "
+                "config");
   type.def_ro("config", &ContextObject::config)
       .def_prop_ro("memory_plan",
                    [](const ContextObject& self) { return self.shared->context().memory_plan(); })
@@ -136,6 +140,10 @@ void bind_context(nb::module_& module) {
       .def_prop_ro(
           "allocated_bytes",
           [](const ContextObject& self) { return self.shared->context().allocated_bytes(); })
+      .def_prop_ro(
+          "num_begun_calls",
+          [](const ContextObject& self) { return self.shared->num_begun_calls(); },
+          "Calls that reached the library on this rank, refused ones too.")
       .def("last_call", [](const ContextObject& self) {
         return self.run([](Context& context) { return context.last_call(); });
       });

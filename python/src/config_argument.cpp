@@ -1,72 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "config_argument.hpp"
 
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-
 #include <cmath>
-#include <limits>
-#include <optional>
+
+#include "object_fields.hpp"
 
 namespace nb = nanobind;
 
 namespace distmoe::python {
 namespace {
-
-constexpr std::int64_t kAnyInteger = 0;
-
-/// What Python calls the types that fields have.
-const char* type_text(std::int64_t) { return "an integer"; }
-const char* type_text(double) { return "a number"; }
-const char* type_text(bool) { return "a bool"; }
-const char* type_text(const std::string&) { return "a string"; }
-
-/// Reads the fields of a Python object by their names.
-class Fields {
- public:
-  Fields(nb::handle object, const char* prefix) : object_(object), prefix_(prefix) {}
-
-  template <typename Value>
-  void read(const char* name, Value& value) const {
-    const nb::object field = object_.attr(name);
-    // NOTE: Python counts bools among the integers and numbers; a size of True is a mistake.
-    const bool is_misplaced_bool = !std::is_same_v<Value, bool> && PyBool_Check(field.ptr());
-    if (is_misplaced_bool || !nb::try_cast(field, value)) refuse(name, field, type_text(Value()));
-  }
-
-  template <typename Value>
-  void read(const char* name, std::optional<Value>& value) const {
-    value.reset();
-    if (is_none(name)) return;
-    Value given{};
-    read(name, given);
-    value = given;
-  }
-
-  template <typename Choice>
-  void read_choice(const char* name, Choice& value) const {
-    std::string text;
-    read(name, text);
-    value = choice_of<Choice>(name, text);
-  }
-
-  bool is_none(const char* name) const { return object_.attr(name).is_none(); }
-  nb::object get(const char* name) const { return object_.attr(name); }
-
- private:
-  [[noreturn]] void refuse(const char* name, nb::handle field, const char* legal) const {
-    const bool is_integer = PyLong_Check(field.ptr()) && !PyBool_Check(field.ptr()) &&
-                            std::string(legal) == type_text(kAnyInteger);
-    const std::string text = concat(prefix_, name, " is ", nb::repr(field).c_str());
-    if (is_integer) {
-      throw Error(ErrorCode::kInvalidArgument, concat(text, ", beyond 64 bits"));
-    }
-    throw_type_error(concat(text, "; it must be ", legal));
-  }
-
-  nb::handle object_;
-  const char* prefix_;
-};
 
 void read_slots(const Fields& fields, Config& config) {
   fields.read("max_moe_layers_per_activation_slot", config.max_moe_layers_per_activation_slot);

@@ -2,6 +2,7 @@
 #include "errors.hpp"
 
 #include <exception>
+#include <optional>
 
 namespace nb = nanobind;
 
@@ -15,17 +16,24 @@ void raise_in_python(const Error& error) {
   PyErr_SetString(exception.ptr(), error.what());
 }
 
-/// The Error that a Python exception stands for.
-Error error_of(const nb::python_error& raised, const char* what) {
-  const nb::handle value = raised.value();
+/// The code of an exception of distmoe's, or none.
+std::optional<ErrorCode> code_of(nb::handle exception) {
   for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
     const auto known = static_cast<ErrorCode>(code);
-    if (nb::isinstance(value, error_classes()[to_string(known)])) {
-      return {known, nb::str(value).c_str()};
-    }
+    if (nb::isinstance(exception, error_classes()[to_string(known)])) return known;
   }
-  return {ErrorCode::kInternal, concat(what, " raised ", nb::type_name(value.type()).c_str(), ": ",
-                                       nb::str(value).c_str())};
+  return std::nullopt;
+}
+
+std::string type_and_words(nb::handle exception) {
+  return concat(nb::type_name(exception.type()).c_str(), ": ", nb::str(exception).c_str());
+}
+
+/// The Error that a Python exception stands for that `what`, which the library called, raised.
+Error error_of(const nb::python_error& raised, const char* what) {
+  const nb::handle value = raised.value();
+  if (const auto code = code_of(value)) return {*code, nb::str(value).c_str()};
+  return {ErrorCode::kInternal, concat(what, " raised ", type_and_words(value))};
 }
 
 }  // namespace
@@ -38,6 +46,14 @@ void translate_errors() {
       raise_in_python(error);
     }
   });
+}
+
+Error error_of_exception(nb::handle exception) {
+  if (const auto code = code_of(exception)) return {*code, nb::str(exception).c_str()};
+  const bool is_argument = nb::isinstance(exception, nb::handle(PyExc_TypeError)) ||
+                           nb::isinstance(exception, nb::handle(PyExc_ValueError));
+  return {is_argument ? ErrorCode::kInvalidArgument : ErrorCode::kInternal,
+          type_and_words(exception)};
 }
 
 void throw_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }

@@ -19,6 +19,11 @@ void translate_errors();
 /// Raises TypeError.
 [[noreturn]] void throw_type_error(const std::string& message);
 
+/// The Error that a Python exception stands for, where a program raised it in place of a call:
+/// those of distmoe keep their code, TypeError and ValueError are invalid_argument, others
+/// internal.
+Error error_of_exception(nanobind::handle exception);
+
 /// Runs Python code for the library, holding the GIL: its exceptions become Errors, those that are
 /// none of distmoe's internal ones with their type and words.
 void call_python(const char* what, const std::function<void()>& body);

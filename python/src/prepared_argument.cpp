@@ -9,6 +9,7 @@
 
 #include "config_argument.hpp"
 #include "owned_array.hpp"
+#include "refuse_copies.hpp"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -84,14 +85,16 @@ WeightArgument::WeightArgument(const char* name, nb::handle weight, std::uintptr
 }
 
 void bind_prepared_weight(nb::module_& module) {
-  nb::class_<PreparedObject>(
+  nb::class_<PreparedObject> type(
       module, "PreparedWeight",
       "A weight [L, N, K] as codes and block scales, in the layouts of "
       "docs/formats.md: tensors of their bits (uint8; global scales FP32). "
       "Takes the place of w13 or w2 in every call of a context of its format. Calls refuse a NaN "
       "scale unless `has_known_scales`, as what was prepared has: there it is that of a NaN "
-      "weight.")
-      .def(
+      "weight.");
+  refuse_copies(type,
+                "its memory may be that of others; copy its tensors and make another of them");
+  type.def(
           "__init__",
           [](PreparedObject* self, const std::string& format, nb::object codes, nb::object scales,
              nb::object global_scales, bool inference, const std::string& gate_up_layout,

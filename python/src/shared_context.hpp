@@ -63,6 +63,10 @@ class SharedContext {
     return body(context_);
   }
 
+  /// Of a forward or backward that reaches the library, before its arguments are read.
+  void note_begun_call() { ++num_begun_calls_; }
+  std::int64_t num_begun_calls() const { return num_begun_calls_; }
+
   void drop(DroppedForward dropped);
 
   // --- saved forwards by numbers, which travel as tensors (saved_tensor.hpp) ---
@@ -90,6 +94,7 @@ class SharedContext {
 
   Context context_;
   std::atomic_flag in_call_;
+  std::atomic<std::int64_t> num_begun_calls_{0};
   std::mutex mutex_;  // of what follows
   std::vector<DroppedForward> dropped_;
   std::unordered_map<std::int64_t, std::shared_ptr<HeldForward>> kept_;

@@ -3,9 +3,13 @@
 
 #include <dlpack/dlpack.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <optional>
+#include <ranges>
 #include <unordered_map>
+#include <vector>
 
 #include "distmoe/dlpack.hpp"
 #include "errors.hpp"
@@ -122,6 +126,11 @@ DType dtype_of(const std::string& name) {
 TensorArgument::TensorArgument(const char* name, nb::handle tensor, Access access,
                                std::uintptr_t stream, bool is_optional) {
   if (tensor.is_none() && is_optional) return;
+  TensorShape* shape = nullptr;
+  if (nb::try_cast(tensor, shape) && shape != nullptr) {
+    view_ = shape->view;
+    return;
+  }
   Reinterpreted* bits = nullptr;
   if (!nb::try_cast(tensor, bits) || bits == nullptr) {
     read(name, tensor, access, stream);
@@ -178,7 +187,37 @@ void TensorArgument::read_capsule(const char* name, nb::handle tensor, Access ac
   }
 }
 
+namespace {
+
+TensorShape make_shape(const std::string& dtype, const std::vector<std::int64_t>& shape,
+                       const std::vector<std::int64_t>& strides, int cuda_device) {
+  if (shape.empty() || shape.size() > static_cast<std::size_t>(kMaxTensorRank)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
+                       " are supported"));
+  }
+  TensorView view;
+  view.dtype = dtype_of(dtype);
+  if (cuda_device >= 0) view.device = {DeviceType::kCuda, cuda_device};
+  view.rank = static_cast<int>(shape.size());
+  std::ranges::copy(shape, view.shape.begin());
+  std::ranges::copy(strides | std::views::take(shape.size()), view.strides.begin());
+  return {view};
+}
+
+}  // namespace
+
 void bind_tensors(nb::module_& module) {
+  nb::class_<TensorShape>(module, "TensorShape",
+                          "A tensor without memory, for check_routed_experts: `dtype` by the name "
+                          "that messages have, `cuda_device` -1 on the CPU.")
+      .def(
+          "__init__",
+          [](TensorShape* self, const std::string& dtype, const std::vector<std::int64_t>& shape,
+             const std::vector<std::int64_t>& strides, int cuda_device) {
+            new (self) TensorShape{make_shape(dtype, shape, strides, cuda_device)};
+          },
+          nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"), nb::arg("cuda_device") = -1);
   nb::class_<Reinterpreted>(module, "Reinterpreted",
                             "An array whose bits are of another type of the same size: "
                             "`Reinterpreted(a, 'bf16')` with an "

@@ -23,6 +23,11 @@ struct Reinterpreted {
   DType dtype = DType::kBF16;
 };
 
+/// A tensor without memory: what is checked, and what every call refuses.
+struct TensorShape {
+  TensorView view;
+};
+
 /// A CUDA stream by its address, which is how Python names one.
 inline void* stream_of(std::uintptr_t address) {
   return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)

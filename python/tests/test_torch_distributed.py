@@ -63,3 +63,22 @@ def test_a_refusal_is_raised_on_every_rank(tmp_path):
 def test_a_rank_that_does_not_come_is_lost(tmp_path):
     (fact,) = facts_of_ranks("lose_a_rank", tmp_path)
     assert "rank 1" in fact["words"] and "2.0 s" in fact["words"]
+
+
+@pytest.mark.parametrize("case", ["train_under_ddp", "train_under_fsdp"])
+def test_data_parallel_wrappers_leave_the_experts_alone(tmp_path, case):
+    facts = facts_of_ranks(case, tmp_path)
+    assert len(facts) == 2 and facts[0]["experts"] != facts[1]["experts"]
+
+
+def test_a_lone_failure_is_told_over_the_group(tmp_path):
+    facts = facts_of_ranks("fail_alone", tmp_path)
+    assert [fact["kind"] for fact in facts] == ["InvalidArgumentError", "TypeError"]
+    assert all("x is list; it must be a torch.Tensor" in fact["words"] for fact in facts)
+
+
+def test_a_group_of_gpus_meets_over_gloo_and_asks_for_nccl(tmp_path):
+    facts = facts_of_ranks("reach_nccl_from_a_subgroup", tmp_path, size=3)
+    assert facts == [
+        dict(device=rank + 4, timeout=7.0, rank=rank - 1, size=2, is_group=True) for rank in (1, 2)
+    ]

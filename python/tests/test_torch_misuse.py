@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import distmoe
 import distmoe.torch
@@ -138,6 +139,33 @@ def test_a_meta_tensor_among_real_ones_is_refused(name):
             call(context, layer, **{name: given[name].to("meta")})
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_forward_mode_derivatives_are_refused(needs_grad):
+    with open_context() as context:
+        layer = Layer(context.config)
+        layer.w13.requires_grad_(needs_grad)
+        words = "has a tangent: distmoe has no forward-mode derivatives"
+        with forward_ad.dual_level():
+            for name in ("x", "topk_scores", "w2"):
+                given = {**layer.inputs(), **layer.local(context)}
+                dual = forward_ad.make_dual(given[name], torch.ones_like(given[name]))
+                with pytest.raises(distmoe.UnsupportedError, match=words):
+                    call(context, layer, **{name: dual})
+        with pytest.raises(distmoe.UnsupportedError, match=words):
+            torch.func.jvp(lambda x: call(context, layer, x=x), (layer.x,), (layer.x,))
+        with torch.no_grad():
+            assert call(context, layer).isfinite().all()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="PyTorch finds a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", 0])
+def test_a_gpu_where_there_is_none(device):
+    with pytest.raises(distmoe.UnsupportedError) as raised:
+        distmoe.torch.create_context(make_config(), device=device)
+    assert isinstance(raised.value, RuntimeError)
+    assert "CUDA" in str(raised.value) or "finds no GPU" in str(raised.value)
+
+
 def test_groups_and_devices_that_are_none():
     with pytest.raises(
         TypeError, match="group is int; it must be a torch.distributed process group"
@@ -145,5 +173,7 @@ def test_groups_and_devices_that_are_none():
         distmoe.torch.create_context(make_config(), 3, device="cpu")
     with pytest.raises(ValueError, match="device is meta; legal are cpu and cuda"):
         distmoe.torch.create_context(make_config(), device="meta")
+    with pytest.raises(ValueError, match="device is 'gpu': "):
+        distmoe.torch.create_context(make_config(), device="gpu")
     with pytest.raises(ValueError, match="there is no process group"):
         distmoe.torch.GroupCommunicator()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank of test_torch_distributed.py: a case, a folder for its facts, cpu or cuda."""
 
+import copy
 import json
 import os
 import sys
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import distmoe
 import distmoe.torch
-from layer import Layer, digest
+from layer import Layer, digest, same_bits
 from torch_model import Model, expect_same_bits, train_config
 
 
@@ -58,6 +62,88 @@ def refuse_on_every_rank() -> None:
             tell(words=str(error))
         given["x"] = layer.x
         assert distmoe.torch.routed_experts(**given).isfinite().all()
+
+
+class SmallModel(nn.Module):
+    """A router that ranks share and experts that they divide, as docs/python.md wraps them."""
+
+    def __init__(self, context: distmoe.torch.Context) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.router = nn.Linear(32, 7, bias=False)
+        self.experts = distmoe.torch.RoutedExperts(context)
+        layer = Layer(context.config)
+        for name, weight in layer.local(context).items():
+            getattr(self.experts, name).data.copy_(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores, ids = torch.topk(torch.softmax(self.router(x.float()), dim=-1), 3, dim=-1)
+        return self.experts(x, ids, scores).float()
+
+
+def compare_gradients(plain: SmallModel, model: SmallModel, wrapped: nn.Module) -> None:
+    """Experts have the gradients that they have without a wrapper, the router their mean."""
+    x = Layer(model.experts.context.config, seed=dist.get_rank()).x
+    for each in (plain, wrapped):
+        each(x).square().sum().backward()
+    dist.all_reduce(plain.router.weight.grad)
+    plain.router.weight.grad /= dist.get_world_size()
+    for name in ("w13", "w2"):
+        ours, theirs = getattr(model.experts, name), getattr(plain.experts, name)
+        assert same_bits(ours, theirs) and same_bits(ours.grad, theirs.grad), name
+        assert ours.grad.any(), name
+    gradient = model.router.weight.grad
+    if hasattr(gradient, "full_tensor"):
+        gradient = gradient.full_tensor()
+    torch.testing.assert_close(gradient, plain.router.weight.grad)
+    tell(experts=digest(dict(w2=model.experts.w2)))
+
+
+def train_under_ddp() -> None:
+    with distmoe.torch.create_context(train_config(), device="cpu") as context:
+        model = SmallModel(context)
+        plain = copy.deepcopy(model)
+        names = [f"experts.{name}" for name, _ in model.experts.named_parameters()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        compare_gradients(plain, model, DistributedDataParallel(model))
+
+
+def train_under_fsdp() -> None:
+    with distmoe.torch.create_context(train_config(), device="cpu") as context:
+        model = SmallModel(context)
+        plain = copy.deepcopy(model)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+        fully_shard(model, mesh=mesh, ignored_params=set(model.experts.parameters()))
+        compare_gradients(plain, model, model)
+
+
+def fail_alone() -> None:
+    """What only Python sees, on one rank."""
+    with distmoe.torch.create_context(train_config(), device="cpu") as context:
+        layer = Layer(context.config, seed=context.rank)
+        given = dict(**layer.inputs(), **layer.local(context), context=context)
+        try:
+            distmoe.torch.routed_experts(**given | (dict(x=[1.0]) if context.rank == 1 else {}))
+        except (distmoe.Error, TypeError) as error:
+            tell(kind=type(error).__name__, words=str(error))
+        assert distmoe.torch.routed_experts(**given).isfinite().all()
+
+
+def reach_nccl_from_a_subgroup() -> None:
+    """How a group's ranks come to NCCL, up to the library's own part of it, which needs GPUs."""
+    group, asked = dist.new_group([1, 2]), {}
+
+    def make_nccl_communicator(host, device, timeout):
+        asked.update(device=device, timeout=timeout, rank=host.rank(), size=host.size())
+        host.barrier(10.0)  # the hosts of this group alone
+        return host
+
+    if dist.get_rank() > 0:
+        torch.cuda.is_available = lambda: True
+        distmoe.make_nccl_communicator = make_nccl_communicator
+        device = torch.device("cuda", dist.get_rank() + 4)
+        made = distmoe.torch.context._communicator(group, device, 7.0)
+        tell(**asked, is_group=isinstance(made, distmoe.torch.GroupCommunicator))
 
 
 def lose_a_rank() -> None:

@@ -12,6 +12,9 @@ from collections.abc import Callable
 
 import torch
 
+from distmoe.torch.eager import stream_of
+from distmoe.torch.refusals import refuse
+
 Postprocess = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -73,17 +76,27 @@ class PostprocessAndCombine(torch.autograd.Function):
     """y of the routes' results; backward runs the program again, with gradients."""
 
     @staticmethod
-    def forward(ctx, rows, scores, ids, postprocess):
+    def forward(ctx, rows, scores, ids, postprocess, core):
         with torch.no_grad():
             answer = _checked(postprocess(rows.detach()), rows)
             y = _combine(answer, scores, ids)
-        ctx.postprocess, ctx.dtype = postprocess, answer.dtype
+        ctx.postprocess, ctx.dtype, ctx.core = postprocess, answer.dtype, core
         ctx.save_for_backward(rows, scores, ids)
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y):
+        try:
+            return PostprocessAndCombine._run_backward(ctx, grad_y)
+        except Exception as error:
+            if not ctx.needs_input_grad[0]:
+                raise
+            # The peers' next step is the backward of the experts.
+            refuse(ctx.core, error, stream=stream_of(grad_y), is_backward=True)
+
+    @staticmethod
+    def _run_backward(ctx, grad_y):
         rows, scores, ids = ctx.saved_tensors
         with torch.enable_grad():
             again = rows.detach().requires_grad_()
@@ -96,4 +109,4 @@ class PostprocessAndCombine(torch.autograd.Function):
             y = _combine(answer, weights, ids)
         # backward, not grad: parameters that the program closes over get their gradients.
         torch.autograd.backward(y, grad_y)
-        return again.grad, weights.grad, None, None
+        return again.grad, weights.grad, None, None, None

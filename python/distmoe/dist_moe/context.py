@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import NoReturn
 
 import torch
 import torch.distributed
@@ -12,6 +13,7 @@ import torch.distributed
 import distmoe
 import distmoe.torch
 from distmoe.dist_moe.config import Config, core_config, ignored_tuning, logger
+from distmoe.dist_moe.norm import RMSNormPostprocess
 from distmoe.dist_moe.plan import MemoryPlan, backend_of, plan_memory
 
 _MAKER = object()
@@ -36,6 +38,19 @@ class Context:
         self._routes: distmoe.torch.Context | None = None
         self._selected = (0, self.config.max_moe_layers_per_activation_slot)
         self._id = str(next(_ids))
+
+    def __copy__(self) -> Context:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Context:
+        """A copied module calls the same context: its memory belongs to one group of ranks."""
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "cannot pickle a distmoe.dist_moe.Context: it holds memory, threads and peers of one"
+            " process; create another of its config"
+        )
 
     @property
     def num_local_input_tokens(self) -> int:
@@ -79,6 +94,12 @@ class Context:
             if not self.config.inference:
                 self._routes.select_activation_slot(*self._selected)
         return self._routes
+
+    def core_of(self, options: object) -> distmoe.Context:
+        """The context that a call with `options` meets the peers in first."""
+        post = getattr(options, "experts_output_postprocess", None)
+        is_program = post is not None and not isinstance(post, RMSNormPostprocess)
+        return (self.routes() if is_program else self.inner).core
 
     def reset(self) -> None:
         self._check_open()

@@ -12,6 +12,7 @@ from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.options import ExecutionOptions
 from distmoe.torch import PreparedWeight
 from distmoe.torch.eager import EagerCall
+from distmoe.torch.refusals import agree
 
 NAMES = ("w2", "w13")  # the order in which programs get gradients
 
@@ -103,11 +104,7 @@ class HookedCall(EagerCall):
             return {}
         postprocess = self._options.wgrad_postprocess_fn
         if postprocess is not None:
-            return {
-                name: postprocess(name, gradients[name].view(self._logical_shape(name, gradients)))
-                for name in NAMES
-                if name in gradients
-            }
+            return self._postprocessed(postprocess, gradients)
         for name, memory in self._taken.items():
             # NOTE: autograd gets the parameter's own gradient back, so that its storage stays and
             # hooks run once.
@@ -116,6 +113,19 @@ class HookedCall(EagerCall):
             gradients[name] = memory.detach()
         self._taken = {}
         return gradients
+
+    def _postprocessed(self, postprocess, gradients):
+        """Where it raises on any rank, after the ranks met, all raise."""
+        results = {}
+        try:
+            for name in NAMES:
+                if name in gradients:
+                    shape = self._logical_shape(name, gradients)
+                    results[name] = postprocess(name, gradients[name].view(shape))
+        except Exception as error:
+            agree(self.context, error)
+        agree(self.context, None)
+        return results
 
     def _logical_shape(self, name, gradients):
         shape = self._shapes[name]

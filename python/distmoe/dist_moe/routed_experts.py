@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Iterator
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
@@ -15,7 +19,15 @@ from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.norm import core_norm, output_gradient
 from distmoe.dist_moe.options import ExecutionOptions
 from distmoe.dist_moe.prepared import PreparedWeight
-from distmoe.torch.eager import EagerCall, SavingExperts, needs_backward, run
+from distmoe.torch.eager import (
+    EagerCall,
+    SavingExperts,
+    current_stream,
+    needs_backward,
+    run,
+    stream_of,
+)
+from distmoe.torch.refusals import agree, check_types, is_traced, refuse, refuse_unless_begun
 
 
 def routed_experts(
@@ -30,13 +42,34 @@ def routed_experts(
 ) -> torch.Tensor:
     """What the experts that a token names answer, weighted by the scores: BF16 [T, D].
 
-    Collective over the ranks of `context`.
+    Collective over the ranks of `context`; all of them give the same kinds of programs.
     """
+    check_types(Context, context=context)
+    context._check_open()
     if options is None:
         options = ExecutionOptions()
-    elif not isinstance(options, ExecutionOptions):
-        raise TypeError(f"options must be ExecutionOptions, got {type(options).__name__}")
-    context._check_open()
+    given = (x_TD, ids_TK, scores_TK, w13, w2)
+    if torch.compiler.is_compiling():
+        return _run(*given, context, options)
+    core = context.core_of(options)
+    num_begun = core.num_begun_calls
+    try:
+        return _run(*given, context, options)
+    except Exception as error:
+        if is_traced(*given):
+            raise
+        stream = current_stream(context.device)
+        refuse_unless_begun(core, num_begun, error, stream=stream)
+
+
+def _check_types(x, ids, scores, w13, w2, options) -> None:
+    check_types(torch.Tensor, x=x, ids=ids, scores=scores)
+    check_types((torch.Tensor, PreparedWeight), w13=w13, w2=w2)
+    check_types(ExecutionOptions, options=options)
+
+
+def _run(x_TD, ids_TK, scores_TK, w13, w2, context: Context, options) -> torch.Tensor:
+    _check_types(x_TD, ids_TK, scores_TK, w13, w2, options)
     _check_clip(x_TD, context, options)
     _check_shapes(x_TD, ids_TK, scores_TK, context)
     prepared = _check_prepared(w13, w2, context, options)
@@ -167,8 +200,25 @@ def _run_hooked(context, options, prepared, fused, x, ids, scores, w13, w2) -> t
     y = _saving_or_not(call, x, ids, scores, w13, w2)
     norm = options.norm
     if norm is not None and norm.has_observer:
-        _observe(context, norm, y, x, ids, scores, call.used)
+        rows = _rows_to_observe(context, x, ids, call.used)
+        with _agreed(call, x):
+            _observe(context, norm, rows, y, ids, scores)
     return y
+
+
+@contextlib.contextmanager
+def _agreed(call: HookedCall, x: torch.Tensor) -> Iterator[None]:
+    """Around a program of the caller that runs after the ranks met.
+
+    Where it raises on any rank, all raise, and what the call saved is discarded.
+    """
+    meet = functools.partial(agree, call.context, saved=call.saved_forward, stream=stream_of(x))
+    try:
+        yield
+    except Exception as error:
+        meet(error)
+    else:
+        meet(None)
 
 
 def _routes_of(x, ids):
@@ -182,7 +232,9 @@ def _run_with_callback(context, options, prepared, x, ids, scores, w13, w2) -> t
     arguments, core = dict(w13=w13, w2=w2), context.routes().core
     call = HookedCall(core, options, arguments, prepared, **_clip(options))
     rows = _saving_or_not(call, RepeatTokens.apply(x, context.top_k), route_ids, ones, w13, w2)
-    return PostprocessAndCombine.apply(rows, scores, ids, options.callback)
+    with _agreed(call, x):
+        y = PostprocessAndCombine.apply(rows, scores, ids, options.callback, core)
+    return y
 
 
 def _clip(options: ExecutionOptions) -> dict:
@@ -194,11 +246,15 @@ def _clip(options: ExecutionOptions) -> dict:
 
 
 @torch.no_grad()
-def _observe(context, norm, y, x, ids, scores, weights) -> None:
-    """Shows the observers what the fused call kept to itself, computed once more for them."""
+def _rows_to_observe(context, x, ids, weights) -> torch.Tensor:
+    """What the fused call kept to itself, computed once more."""
     route_ids, ones = _routes_of(x, ids)
     repeated = x.repeat_interleave(context.top_k, 0)
-    rows = run(EagerCall(context.routes().core), repeated, route_ids, ones, *weights)
+    return run(EagerCall(context.routes().core), repeated, route_ids, ones, *weights)
+
+
+@torch.no_grad()
+def _observe(context, norm, rows, y, ids, scores) -> None:
     if norm.observe_expert_output_fn is not None:
         norm.observe_expert_output_fn(rows)
     observe_grad = norm.observe_expert_output_grad_fn
@@ -207,7 +263,11 @@ def _observe(context, norm, y, x, ids, scores, weights) -> None:
     kept_scores = scores.detach().masked_fill(ids < 0, 0.0)
 
     def on_gradient(grad_y: torch.Tensor) -> None:
-        with torch.no_grad():
-            observe_grad(rows, output_gradient(rows, kept_scores, grad_y, norm.eps))
+        try:
+            with torch.no_grad():
+                observe_grad(rows, output_gradient(rows, kept_scores, grad_y, norm.eps))
+        except Exception as error:  # before the backward that the peers make
+            core = context.inner.core
+            refuse(core, error, stream=current_stream(context.device), is_backward=True)
 
     y.register_hook(on_gradient)

@@ -17,7 +17,8 @@ import distmoe
 from distmoe import _core
 from distmoe.torch import accumulation, operators
 from distmoe.torch.context import context_of
-from distmoe.torch.eager import WEIGHT_NAMES
+from distmoe.torch.eager import WEIGHT_NAMES, stream_of
+from distmoe.torch.refusals import refuse_tangents, refuse_unless_begun
 from distmoe.torch.weights import Weights
 
 _GAMMA = 10  # of distmoe::routed_experts' inputs
@@ -77,6 +78,18 @@ class _SavingRoutedExperts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy: Tensor, *_):
+        if _is_tracing(dy):
+            return _SavingRoutedExperts._run_backward(ctx, dy)
+        core = context_of(ctx.number).core
+        num_begun = core.num_begun_calls
+        try:
+            return _SavingRoutedExperts._run_backward(ctx, dy)
+        except Exception as error:
+            stream = stream_of(dy)
+            refuse_unless_begun(core, num_begun, error, stream=stream, is_backward=True)
+
+    @staticmethod
+    def _run_backward(ctx, dy: Tensor):
         saved, *tensors = ctx.saved_tensors
         weights = Weights(tensors[:4], tensors[4:])
         needs_x, _, needs_scores, *needs_weights = ctx.needs_input_grad[:7]
@@ -96,6 +109,7 @@ class _SavingRoutedExperts(torch.autograd.Function):
 
 
 def _routed_experts(*inputs):
+    refuse_tangents(*inputs[:7], inputs[_GAMMA])
     # NOTE: torch.library.register_autograd() would do the same at 25 us a call more: it looks up
     # the defaults of the schema every time.
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from typing import cast
+from typing import NoReturn, cast
 
 import torch
 import torch.distributed
@@ -78,6 +78,15 @@ class Context:
         """A copied module calls the same context: its memory belongs to one group of ranks."""
         return self
 
+    def __copy__(self) -> Context:
+        return self
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "cannot pickle a distmoe.torch.Context: it holds memory, threads and peers of one"
+            " process; save the state_dict() of modules, and create another context of its config"
+        )
+
     def __enter__(self) -> Context:
         return self
 
@@ -111,7 +120,7 @@ def _communicator(
             f"group is {type(group).__name__}; it must be a torch.distributed process group, a"
             " distmoe.Communicator or None"
         )
-    if device.type == "cpu":
+    if not _has_gpus(device):  # without GPUs the library says on every rank why there is none
         return GroupCommunicator(group)
     if group.size() == 1:
         return None
@@ -119,6 +128,26 @@ def _communicator(
     ranks = torch.distributed.get_process_group_ranks(group)
     host = torch.distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
     return distmoe.make_nccl_communicator(GroupCommunicator(host), device.index, timeout)
+
+
+def _has_gpus(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+def _device_of(given: torch.device | str | int | None) -> torch.device:
+    if given is None:
+        given = "cuda" if torch.cuda.is_available() else "cpu"
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = f"cuda:{given}"  # a number alone asks PyTorch for a GPU that may not be there
+    try:
+        device = torch.device(given)
+    except RuntimeError as error:
+        raise distmoe.InvalidArgumentError(f"device is {given!r}: {error}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise distmoe.InvalidArgumentError(f"device is {device}; legal are cpu and cuda")
+    if _has_gpus(device) and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
 
 
 def create_context(
@@ -136,15 +165,9 @@ def create_context(
     windows. `num_threads`: worker threads of a rank on the CPU, 0 for its share of the
     cores.
     """
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    chosen = torch.device(device)
-    if chosen.type == "cuda" and chosen.index is None:
-        chosen = torch.device("cuda", torch.cuda.current_device())
-    if chosen.type not in ("cpu", "cuda"):
-        raise distmoe.InvalidArgumentError(f"device is {chosen}; legal are cpu and cuda")
+    chosen = _device_of(device)
     # The library would learn of it from an allocation that ends the capture.
-    if chosen.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if _has_gpus(chosen) and torch.cuda.is_current_stream_capturing():
         raise distmoe.UnsupportedError(
             "the current stream is being captured into a CUDA graph: a context allocates memory "
             "and is created before the capture begins"
@@ -156,4 +179,9 @@ def create_context(
         device=chosen.index or 0,
         num_threads=num_threads,
     )
+    if chosen.type == "cuda" and not _has_gpus(chosen):
+        core.close()
+        raise distmoe.UnsupportedError(
+            f"device is {chosen}, but PyTorch {torch.__version__} finds no GPU"
+        )
     return Context(core, chosen)

@@ -10,20 +10,27 @@ import torch
 
 import distmoe
 from distmoe.torch.context import wgrad_dtype_of
+from distmoe.torch.refusals import refuse_tangents, refuse_unless_begun
 
 WEIGHT_NAMES = ("w13", "w2", "bias13", "bias2")
 
 
 def stream_of(tensor: torch.Tensor) -> int:
     """PyTorch's current stream where the tensor is; 0 on the CPU."""
-    if not tensor.is_cuda:
+    return current_stream(tensor.device) if tensor.is_cuda else 0
+
+
+def current_stream(device: torch.device) -> int:
+    """PyTorch's on `device`; 0 on the CPU."""
+    if device.type != "cuda":
         return 0
     # NOTE: PyTorch's default stream is the null stream, and null means a context's own, which waits
     # for nobody's: the null stream has the name cudaStreamLegacy, 1, for that.
-    return torch.cuda.current_stream(tensor.device).cuda_stream or 1
+    return torch.cuda.current_stream(device).cuda_stream or 1
 
 
 def needs_backward(*tensors: torch.Tensor | None) -> bool:
+    refuse_tangents(*tensors)
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -33,6 +40,7 @@ class EagerCall:
     def __init__(self, context: distmoe.Context, **options) -> None:
         self.context = context
         self.options = options
+        self.saved_forward: distmoe.SavedForward | None = None
 
     def weights(self, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """The weights to compute with; asked in the forward and again in the backward."""
@@ -72,16 +80,27 @@ def run(
     *weights: torch.Tensor | None,
 ) -> torch.Tensor:
     """y of a call without backward."""
-    y = torch.empty_like(x)
-    distmoe.routed_experts(
-        call.context,
-        *_detached(x, topk_ids, topk_scores),
-        y=y,
-        **_operands(call, call.weights(*weights)),
-        stream=stream_of(x),
-        **call.options,
-    )
-    return y
+    return _run_forward(distmoe.routed_experts, call, (x, topk_ids, topk_scores), weights)[0]
+
+
+def _run_forward(forward, call: EagerCall, inputs, weights):
+    """y, and what `forward`, a function of the core, answers."""
+    num_begun = call.context.num_begun_calls
+    x = inputs[0]
+    try:
+        used = call.weights(*weights)
+        y = torch.empty_like(x)
+        answer = forward(
+            call.context,
+            *_detached(*inputs),
+            y=y,
+            **_operands(call, used),
+            stream=stream_of(x),
+            **call.options,
+        )
+    except Exception as error:
+        refuse_unless_begun(call.context, num_begun, error, stream=stream_of(x))
+    return y, answer
 
 
 def _operands(call: EagerCall, used) -> dict[str, object]:
@@ -98,15 +117,11 @@ class SavingExperts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call, x, topk_ids, topk_scores, w13, w2, bias13, bias2):
-        used = call.weights(w13, w2, bias13, bias2)
-        y = torch.empty_like(x)
-        ctx.saved_forward = distmoe.saving_routed_experts(
-            call.context,
-            *_detached(x, topk_ids, topk_scores),
-            y=y,
-            **_operands(call, used),
-            stream=stream_of(x),
-            **call.options,
+        y, call.saved_forward = _run_forward(
+            distmoe.saving_routed_experts,
+            call,
+            (x, topk_ids, topk_scores),
+            (w13, w2, bias13, bias2),
         )
         ctx.call = call
         ctx.scores_like = (topk_scores.shape, topk_scores.dtype)
@@ -116,6 +131,16 @@ class SavingExperts(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y):
+        core = ctx.call.context
+        num_begun = core.num_begun_calls
+        try:
+            return SavingExperts._run_backward(ctx, grad_y)
+        except Exception as error:
+            stream = stream_of(grad_y)
+            refuse_unless_begun(core, num_begun, error, stream=stream, is_backward=True)
+
+    @staticmethod
+    def _run_backward(ctx, grad_y):
         call, needs = ctx.call, ctx.needs_input_grad
         given = ctx.saved_tensors
         used = call.weights(*given)
@@ -131,7 +156,7 @@ class SavingExperts(torch.autograd.Function):
         grad_scores = torch.empty(shape, dtype=dtype, device=dy.device) if needs[3] else None
         distmoe.routed_experts_backward(
             call.context,
-            ctx.saved_forward,
+            call.saved_forward,
             dy,
             **_operands(call, used),
             grad_x=grad_x,

@@ -58,11 +58,10 @@ class RoutedExperts(nn.Module):
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_scores: Tensor) -> Tensor:
         """`x` is [..., D], ids and scores are [..., K]; so is what is returned, [..., D]."""
-        top_k = topk_ids.shape[-1]
         answer = routed_experts(
-            x.reshape(-1, x.shape[-1]),
-            topk_ids.reshape(-1, top_k),
-            topk_scores.reshape(-1, top_k),
+            _rows(x),
+            _rows(topk_ids),
+            _rows(topk_scores),
             self.w13,
             self.w2,
             self.context,
@@ -85,3 +84,10 @@ class RoutedExperts(nn.Module):
             f" D={config.hidden_dim}, F={config.intermediate_dim}, K={config.top_k},"
             f" {config.activation}"
         )
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """[..., N] as [T, N]; what is none is left for the call to refuse, which peers take part in."""
+    if not isinstance(tensor, Tensor) or tensor.ndim == 0 or tensor.shape[-1] == 0:
+        return tensor
+    return tensor.reshape(-1, tensor.shape[-1])

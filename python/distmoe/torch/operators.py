@@ -11,6 +11,7 @@ same order.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,10 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 import distmoe
 from distmoe import _core
+from distmoe.torch import shapes
 from distmoe.torch.context import Context, context_of
 from distmoe.torch.eager import WEIGHT_NAMES, stream_of
+from distmoe.torch.refusals import is_traced, refuse_unless_begun
 from distmoe.torch.weights import Weights
 
 library = torch.library.Library("distmoe", "DEF")
@@ -83,33 +86,46 @@ def _run_forward(
     clip_limit: float | None,
     context: int,
 ) -> tuple[Tensor, Tensor, Any]:
-    """y, the counts, and what `forward`, a function of the core, answers."""
+    """y, the counts, and what `forward` answers: a function of the core, or `_check_shapes`."""
     own = context_of(context)
-    y, counts = _y_like(x), _counts_for(x, clip_limit)
-    options: dict[str, Any] = {}
-    if norm_eps != 0:
-        options["norm"] = distmoe.PostExpertNorm(
-            eps=norm_eps,
-            uses_kahan=norm_uses_kahan,
-            gamma=norm_gamma,
-            gain_center=norm_gain_center,
-        )
-    if clip_limit is not None:
-        options.update(clip_counts=counts, clip_limit=clip_limit)
-    weights = Weights((w13, w2, bias13, bias2), prepared).core_arguments(own.config)
-    answer = forward(
-        own.core, x, topk_ids, topk_scores, y=y, stream=stream_of(x), **weights, **options
-    )
+    num_begun = own.core.num_begun_calls
+    try:
+        y, counts = _y_like(x), _counts_for(x, clip_limit)
+        options: dict[str, Any] = {}
+        if norm_eps != 0:
+            options["norm"] = distmoe.PostExpertNorm(
+                eps=norm_eps,
+                uses_kahan=norm_uses_kahan,
+                gamma=norm_gamma,
+                gain_center=norm_gain_center,
+            )
+        if clip_limit is not None:
+            options.update(clip_counts=counts, clip_limit=clip_limit)
+        weights = Weights((w13, w2, bias13, bias2), prepared)
+        answer = forward(own, x, topk_ids, topk_scores, weights, y, **options)
+    except Exception as error:
+        if is_traced(x, w13, w2):
+            raise
+        refuse_unless_begun(own.core, num_begun, error, stream=stream_of(x))
     return y, counts, answer
 
 
+def _call_core(forward: Callable[..., Any], own: Context, x, ids, scores, weights, y, **options):
+    arguments = weights.core_arguments(own.config)
+    return forward(own.core, x, ids, scores, y=y, stream=stream_of(x), **arguments, **options)
+
+
+_forward = functools.partial(_call_core, distmoe.routed_experts)
+_saving_forward = functools.partial(_call_core, distmoe.saving_routed_experts)
+
+
 def _routed_experts(*arguments) -> tuple[Tensor, Tensor]:
-    y, counts, _ = _run_forward(distmoe.routed_experts, *arguments[:-1])
+    y, counts, _ = _run_forward(_forward, *arguments[:-1])
     return y, counts
 
 
 def _saving_routed_experts(*arguments) -> tuple[Tensor, Tensor, Tensor]:
-    y, counts, saved = _run_forward(distmoe.saving_routed_experts, *arguments)
+    y, counts, saved = _run_forward(_saving_forward, *arguments)
     capsule = _core.saved_tensor(context_of(arguments[-1]).core, saved)
     return y, counts, torch.utils.dlpack.from_dlpack(capsule)
 
@@ -171,8 +187,13 @@ def _routed_experts_backward(
     context: int,
 ) -> tuple[Tensor, ...]:
     own, given = context_of(context), (w13, w2, bias13, bias2)
-    places = gradient_places(dy, given, scores_dtype, needs, own)
-    run_backward(own, saved, dy, Weights(given, prepared), places)
+    num_begun = own.core.num_begun_calls
+    try:
+        places = gradient_places(dy, given, scores_dtype, needs, own)
+        run_backward(own, saved, dy, Weights(given, prepared), places)
+    except Exception as error:
+        stream = stream_of(dy)
+        refuse_unless_begun(own.core, num_begun, error, stream=stream, is_backward=True)
     return tuple(_empty(dy) if place is None else place for place in places)
 
 
@@ -185,34 +206,28 @@ for _device in ("CPU", "CUDA"):
 # --- shapes and types alone ---
 
 
-def _check_one_device(*arguments: object) -> None:
-    """What the core finds for real tensors; a meta tensor among real ones comes here."""
-    devices = {str(each.device) for each in arguments if isinstance(each, Tensor)}
-    if len(devices) > 1:
-        raise distmoe.InvalidArgumentError(
-            f"the tensors of a call must be on one device, got {', '.join(sorted(devices))}"
-        )
+def _check_shapes(own: Context, x, ids, scores, weights: Weights, y, **options) -> None:
+    shapes.check_one_device(x, ids, scores, *weights.given, *weights.prepared)
+    shapes.check_forward(own, x, ids, scores, weights, y, **options)
 
 
-def _fake_routed_experts(x, *arguments):
-    _check_one_device(x, *arguments)
-    *_, clip_limit, _, _ = arguments
-    return _y_like(x), _counts_for(x, clip_limit)
+def _fake_routed_experts(*arguments):
+    y, counts, _ = _run_forward(_check_shapes, *arguments[:-1])
+    return y, counts
 
 
-def _fake_saving_routed_experts(x, *arguments):
-    _check_one_device(x, *arguments)
-    *_, clip_limit, _ = arguments
-    device = "meta" if x.device.type == "meta" else "cpu"
-    saved = torch.empty(1, dtype=torch.int64, device=device)
-    return _y_like(x), _counts_for(x, clip_limit), saved
+def _fake_saving_routed_experts(*arguments):
+    y, counts, _ = _run_forward(_check_shapes, *arguments)
+    device = "meta" if y.device.type == "meta" else "cpu"
+    return y, counts, torch.empty(1, dtype=torch.int64, device=device)
 
 
 def _fake_routed_experts_backward(
     dy, saved, w13, w2, bias13, bias2, prepared, scores_dtype, needs, context
 ):
     own, given = context_of(context), (w13, w2, bias13, bias2)
-    _check_one_device(dy, *given)
+    shapes.check_one_device(dy, *given)
+    shapes.check_grad_y(own, dy)
     places = gradient_places(dy, given, scores_dtype, needs, own)
     return tuple(_empty(dy) if place is None else place for place in places)
 

@@ -9,7 +9,8 @@ from torch.compiler import is_compiling
 import distmoe
 from distmoe.torch import autograd, operators  # noqa: F401  autograd registers itself
 from distmoe.torch.context import Context
-from distmoe.torch.eager import needs_backward
+from distmoe.torch.eager import current_stream, needs_backward
+from distmoe.torch.refusals import check_types, is_traced, refuse_unless_begun
 from distmoe.torch.weights import PreparedWeight, split
 
 
@@ -43,6 +44,26 @@ def routed_experts(
             f"context is {type(context).__name__}; it must be a distmoe.torch.Context, which"
             " create_context makes"
         )
+    given = (x, topk_ids, topk_scores, w13, w2, bias13, bias2)
+    options = (norm, clip_limit, accumulate_wgrad)
+    if is_compiling():
+        _check_types(*given, *options)
+        return _call(context, *given, *options)
+    num_begun = context.core.num_begun_calls
+    try:
+        return _call(context, *given, *options)
+    except Exception as error:
+        if is_traced(*given):
+            raise
+        stream = current_stream(context.device)
+        refuse_unless_begun(
+            context.core, num_begun, _wrong_type(*given, *options) or error, stream=stream
+        )
+
+
+def _call(
+    context, x, topk_ids, topk_scores, w13, w2, bias13, bias2, norm, clip_limit, accumulate_wgrad
+):
     norm_options = (0.0, False, None, 0.0)  # an eps that no norm may have
     if norm is not None:
         if not norm.eps > 0:
@@ -70,3 +91,23 @@ def routed_experts(
         accumulate_wgrad,
     )
     return y if clip_limit is None else (y, counts)
+
+
+def _check_types(
+    x, topk_ids, topk_scores, w13, w2, bias13, bias2, norm, clip_limit, accumulate_wgrad
+) -> None:
+    nothing = type(None)
+    check_types(Tensor, x=x, topk_ids=topk_ids, topk_scores=topk_scores)
+    check_types((Tensor, PreparedWeight), w13=w13, w2=w2)
+    check_types((Tensor, nothing), bias13=bias13, bias2=bias2)
+    check_types((distmoe.PostExpertNorm, nothing), norm=norm)
+    check_types((float, int, nothing), clip_limit=clip_limit)
+    check_types(bool, accumulate_wgrad=accumulate_wgrad)
+
+
+def _wrong_type(*arguments: object) -> TypeError | None:
+    try:
+        _check_types(*arguments)
+    except TypeError as error:
+        return error
+    return None
