@@ -145,6 +145,48 @@ def test_prepared_weights_are_checked_by_shape_too():
             expect_the_error(error_of(distmoe.torch.routed_experts, inputs), real)
 
 
+@pytest.mark.parametrize(
+    ("weight", "use"),
+    [
+        (torch.zeros(2, 64, 64), ("mxfp8", False, "concatenated")),
+        (torch.zeros(2, 64, 64, dtype=BF16).mT, ("mxfp8", False, "concatenated")),
+        (torch.zeros(2, 64, 48, dtype=BF16), ("mxfp8", False, "concatenated")),
+        (torch.zeros(2, 40, 64, dtype=BF16), ("mxfp8", False, "concatenated")),
+        (torch.zeros(2, 64, 64, dtype=BF16), ("fp8", False, "concatenated")),
+        (torch.zeros(2, 64, 64, dtype=BF16), ("nvfp4", False, "concatenated")),
+        (torch.zeros(2, 64, 64, dtype=BF16), ("mxfp8", False, "alternating")),
+        (torch.zeros(2, 2, 32, 64, dtype=BF16), ("mxfp8", False, "interleaved")),
+    ],
+)
+def test_weights_to_prepare_are_checked_by_shape_too(weight, use):
+    operator = torch.ops.distmoe.prepare_block_scaled_weight
+    with pytest.raises(distmoe.InvalidArgumentError) as real:
+        operator(weight, *use)
+    with FakeTensorMode() as mode:
+        with pytest.raises(distmoe.InvalidArgumentError) as fake:
+            operator(mode.from_tensor(weight), *use)
+    assert str(fake.value) == str(real.value)
+
+
+def test_memory_to_refill_is_checked_by_shape_too():
+    weight = torch.zeros(2, 64, 64, dtype=BF16)
+    prepared = distmoe.torch.prepare_block_scaled_weight(weight, "mxfp8")
+    codes = prepared.codes[:1].contiguous()
+    with FakeTensorMode() as mode:
+        places = (mode.from_tensor(codes), mode.from_tensor(prepared.scales), torch.empty(0))
+        with pytest.raises(ValueError, match=r"codes of out must be uint8 \[2, 64, 64\], got"):
+            torch.ops.distmoe.refill_prepared_weight(
+                mode.from_tensor(weight), "mxfp8", False, "concatenated", *places
+            )
+
+
+def test_only_tensors_are_prepared():
+    with pytest.raises(TypeError, match="weight is list; it must be a torch.Tensor"):
+        distmoe.torch.prepare_block_scaled_weight([1.0], "mxfp8")
+    with pytest.raises(TypeError, match="out is Tensor; it must be a distmoe.torch.weights"):
+        distmoe.torch.refill_prepared_weight(torch.zeros(1), torch.zeros(1))
+
+
 def test_a_shape_is_no_tensor_of_a_call():
     with open_context() as context:
         given = arguments(context)

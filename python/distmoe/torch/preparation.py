@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 import distmoe
+from distmoe.torch import shapes
 from distmoe.torch.operators import library
+from distmoe.torch.refusals import check_types
 from distmoe.torch.weights import PreparedWeight
 
 _USE = "str format, bool inference, str gate_up_layout"
@@ -43,6 +46,47 @@ def _places(
         weight.new_empty((experts, scale_rows, scale_columns), dtype=torch.uint8),
         weight.new_empty((experts, 1) if is_nvfp4 else (0,), dtype=torch.float32),
     )
+
+
+def _check(weight: Tensor, format: str, inference: bool, gate_up_layout: str) -> None:
+    """What the core refuses of a real weight of this type, shape and strides."""
+    text = f"{shapes.dtype_name(weight.dtype)} {list(weight.shape)}"
+    if weight.dtype != torch.bfloat16:
+        raise distmoe.InvalidArgumentError(f"a weight to prepare must be bf16, got {text}")
+    if weight.shape[-1] > 1 and weight.stride(-1) != 1:
+        raise distmoe.InvalidArgumentError(
+            f"a weight to prepare needs stride 1 in its last dimension, got {text} with strides"
+            f" {list(weight.stride())}"
+        )
+    # The rest does not depend on the experts: it is that of a weight of none.
+    dims = [0, *shapes.numbers(weight.shape[1:], 32)]
+    strides = [math.prod(dims[i + 1 :]) for i in range(len(dims))]
+    distmoe.prepare_block_scaled_weight(
+        distmoe.TensorShape("bf16", dims, strides),
+        format,
+        inference=inference,
+        gate_up_layout=gate_up_layout,
+    )
+
+
+def _fake_prepare(weight: Tensor, *use) -> tuple[Tensor, ...]:
+    places = _places(weight, *use)
+    _check(weight, *use)
+    return places
+
+
+def _fake_refill(weight: Tensor, format: str, inference: bool, layout: str, *places) -> None:
+    for name, place, expected in zip(
+        ("codes", "scales", "global scales"),
+        places,
+        _fake_prepare(weight, format, inference, layout),
+        strict=True,
+    ):
+        if place.shape != expected.shape or place.dtype != expected.dtype:
+            raise distmoe.InvalidArgumentError(
+                f"{name} of out must be {shapes.dtype_name(expected.dtype)} {list(expected.shape)},"
+                f" got {shapes.dtype_name(place.dtype)} {list(place.shape)}"
+            )
 
 
 def _prepare(
@@ -81,8 +125,8 @@ library.impl("prepare_block_scaled_weight", _prepare, "CPU")
 library.impl("prepare_block_scaled_weight", _prepare, "CUDA")
 library.impl("refill_prepared_weight", _refill, "CPU")
 library.impl("refill_prepared_weight", _refill, "CUDA")
-torch.library.register_fake("distmoe::prepare_block_scaled_weight", _places, lib=library)
-torch.library.register_fake("distmoe::refill_prepared_weight", lambda *_: None, lib=library)
+torch.library.register_fake("distmoe::prepare_block_scaled_weight", _fake_prepare, lib=library)
+torch.library.register_fake("distmoe::refill_prepared_weight", _fake_refill, lib=library)
 
 prepare_op = torch.ops.distmoe.prepare_block_scaled_weight.default
 refill_op = torch.ops.distmoe.refill_prepared_weight.default
@@ -99,12 +143,15 @@ def prepare_block_scaled_weight(
 
     Calls have the bits of calls with `weight` itself.
     """
+    check_types(Tensor, weight=weight)
     use = (format, inference, gate_up_layout)
     return _weight_in(prepare_op(weight.detach(), *use), weight, *use)
 
 
 def refill_prepared_weight(weight: Tensor, out: PreparedWeight) -> None:
     """The same into memory that is there, whose addresses stay; `weight` is the source then."""
+    check_types(Tensor, weight=weight)
+    check_types(PreparedWeight, out=out)
     global_scales = weight.new_empty(0) if out.global_scales is None else out.global_scales
     use = (out.format, out.inference, out.gate_up_layout)
     refill_op(weight.detach(), *use, out.codes, out.scales, global_scales)

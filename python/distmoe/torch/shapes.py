@@ -105,19 +105,19 @@ def _shape_of(name: str, tensor: Tensor, own: Context) -> distmoe.TensorShape:
     device = own.device if tensor.device.type == "meta" else tensor.device
     return distmoe.TensorShape(
         _NAMES[tensor.dtype],
-        _numbers(tensor.shape, own),
-        _numbers(tensor.stride(), own),
+        numbers(tensor.shape, own.config.max_tokens),
+        numbers(tensor.stride(), own.config.max_tokens),
         -1 if device.type == "cpu" else device.index or 0,
     )
 
 
-def _numbers(extents: Sequence[int], own: Context) -> list[int]:
-    """Of symbols the values that they were traced with; without one, a legal number of tokens."""
-    numbers = []
+def numbers(extents: Sequence[int], unknown: int) -> list[int]:
+    """Of symbols the values that they were traced with; `unknown` for one without."""
+    values = []
     for extent in extents:
         if isinstance(extent, torch.SymInt):
             has_value = extent.node.has_hint()
-            numbers.append(int(extent.node.hint) if has_value else own.config.max_tokens)
+            values.append(int(extent.node.hint) if has_value else unknown)
         else:
-            numbers.append(int(extent))
-    return numbers
+            values.append(int(extent))
+    return values
