@@ -44,6 +44,8 @@ def quantise(
 
 def dequantise(matrix: QuantisedMatrix) -> Any:
     """The values of `matrix`, FP32 [R, C]: exact, but for NVFP4, where they are rounded once."""
+    if not isinstance(matrix, QuantisedMatrix):
+        raise TypeError(f"matrix is {type(matrix).__name__}; it must be a QuantisedMatrix")
     return _core.dequantise(
         matrix.codes,
         matrix.scales,

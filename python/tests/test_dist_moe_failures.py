@@ -127,4 +127,8 @@ def test_options_and_contexts_of_another_type():
         dist_moe.routed_experts(*arguments, context, options={})
     with pytest.raises(TypeError, match="context is .*; it must be a distmoe.dist_moe"):
         dist_moe.routed_experts(*arguments, context.inner)
+    with pytest.raises(TypeError, match="config is NoneType; it must be a distmoe.dist_moe"):
+        dist_moe.create_context(group=None, config=None, device="cpu")
+    with pytest.raises(TypeError, match="group is int; it must be a torch.*Communicator or None"):
+        dist_moe.create_context(group=3, config=config(), device="cpu")
     assert (layer.w13.shape, layer.w2.shape) == ((E, 2 * F, D), (E, D, F))

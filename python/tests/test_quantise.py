@@ -129,3 +129,8 @@ def test_wrong_matrices():
     ):
         with pytest.raises(ValueError, match=words):
             distmoe.dequantise(distmoe.QuantisedMatrix(**{**own, **changes}))
+
+
+def test_what_is_dequantised_is_a_quantised_matrix():
+    with pytest.raises(TypeError, match="matrix is int; it must be a QuantisedMatrix"):
+        distmoe.dequantise(3)

@@ -166,6 +166,16 @@ def test_a_gpu_where_there_is_none(device):
     assert "CUDA" in str(raised.value) or "finds no GPU" in str(raised.value)
 
 
+def test_what_a_context_and_a_module_are_made_of():
+    with pytest.raises(TypeError, match="config is dict; it must be a distmoe.config.Config"):
+        distmoe.torch.create_context({}, device="cpu")
+    with pytest.raises(TypeError, match="num_threads is str; it must be an int"):
+        distmoe.torch.create_context(make_config(), device="cpu", num_threads="2")
+    with open_context() as context:
+        with pytest.raises(TypeError, match="context is Context; it must be a distmoe.torch"):
+            distmoe.torch.RoutedExperts(context.core)
+
+
 def test_groups_and_devices_that_are_none():
     with pytest.raises(
         TypeError, match="group is int; it must be a torch.distributed process group"

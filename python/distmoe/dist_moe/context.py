@@ -15,6 +15,7 @@ import distmoe.torch
 from distmoe.dist_moe.config import Config, core_config, ignored_tuning, logger
 from distmoe.dist_moe.norm import RMSNormPostprocess
 from distmoe.dist_moe.plan import MemoryPlan, backend_of, plan_memory
+from distmoe.torch.refusals import check_types
 
 _MAKER = object()
 _ids = itertools.count(1)
@@ -156,6 +157,9 @@ def create_context(
 
     Without a device: the current GPU where PyTorch has one, else the CPU.
     """
+    check_types(Config, config=config)
+    groups = (torch.distributed.ProcessGroup, distmoe.Communicator, type(None))
+    check_types(groups, group=group)
     if emulate_peer_buffers or (emulate_peer_buffers is None and _is_fake(group)):
         raise distmoe.UnsupportedError(
             "peers are not emulated: distmoe runs several ranks on one machine, with gloo on a CPU"

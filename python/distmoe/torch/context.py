@@ -12,6 +12,7 @@ import torch.distributed
 
 import distmoe
 from distmoe.torch.group import GroupCommunicator
+from distmoe.torch.refusals import check_types
 
 _numbers = itertools.count(1)
 _contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
@@ -165,6 +166,8 @@ def create_context(
     windows. `num_threads`: worker threads of a rank on the CPU, 0 for its share of the
     cores.
     """
+    check_types(distmoe.Config, config=config)
+    check_types(int, num_threads=num_threads)
     chosen = _device_of(device)
     # The library would learn of it from an allocation that ends the capture.
     if _has_gpus(chosen) and torch.cuda.is_current_stream_capturing():

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import distmoe
 from distmoe.torch.context import Context
+from distmoe.torch.refusals import check_types
 from distmoe.torch.routed_experts import routed_experts
 
 
@@ -29,6 +30,7 @@ class RoutedExperts(nn.Module):
         accumulate_wgrad: bool = False,
     ) -> None:
         super().__init__()
+        check_types(Context, context=context)
         config, experts = context.config, context.num_local_experts
         width, depth = config.hidden_dim, config.intermediate_dim
         self.context, self.norm, self.accumulate_wgrad = context, norm, accumulate_wgrad

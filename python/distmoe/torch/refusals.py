@@ -99,8 +99,9 @@ def check_types(legal: type | tuple[type, ...], **arguments: object) -> None:
 
 
 def _type_text(kind: type) -> str:
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__.removesuffix('._tensor')}."
-    return f"a {module}{kind.__name__}"
+    if kind.__module__ == "builtins":
+        return f"an {kind.__name__}" if kind is int else f"a {kind.__name__}"
+    return f"a {kind.__module__}.{kind.__name__}"
 
 
 def refuse_tangents(*tensors: Tensor | None) -> None:
