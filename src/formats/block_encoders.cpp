@@ -29,8 +29,16 @@ DISTMOE_SIMD_CLONES void encode_e4m3_columns(const BF16* values, std::int64_t co
   for (std::int64_t i = 0; i < count; ++i) codes[i] = encode(values[i], scales[i]);
 }
 
+/// Where there is one.
+void prefetch_row(const BF16Rows& rows, std::int64_t row) {
+  if (row >= rows.num_rows) return;
+  prefetch(rows.data + row * rows.row_stride,
+           rows.num_cols * static_cast<std::int64_t>(sizeof(BF16)));
+}
+
 void encode_e4m3_rows(const RowsToEncode& rows, std::int64_t num_cols, const E8M0* scales) {
   for (std::int64_t row = 0; row < rows.num_rows; ++row) {
+    prefetch_row(rows.ahead, row);
     encode_e4m3_columns(rows.values + row * rows.row_stride, num_cols, scales,
                         rows.codes + row * rows.code_stride);
   }
@@ -60,6 +68,14 @@ DISTMOE_SIMD_CLONES void encode_e2m1_blocks32(const BF16* values, std::int64_t n
   encode_e2m1<32>(values, num_blocks, multipliers, codes);
 }
 
+DISTMOE_SIMD_CLONES void find_nvfp4_scales(const BF16* amax, std::int64_t count, float factor,
+                                           E4M3* scales, float* multipliers) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    scales[i] = nvfp4_scale(to_float(amax[i]), factor);
+    multipliers[i] = nvfp4_multiplier(factor, scales[i]);
+  }
+}
+
 template <std::int64_t Block>
 inline __attribute__((always_inline)) void find_block_amax(const BF16* values,
                                                            std::int64_t num_blocks, BF16* amax) {
@@ -84,7 +100,7 @@ DISTMOE_SIMD_CLONES void find_amax32(const BF16* values, std::int64_t num_blocks
 const BlockEncoders& plain_block_encoders() {
   static constexpr BlockEncoders kPlain = {
       encode_e4m3_blocks,   encode_e4m3_columns, encode_e4m3_rows, encode_e2m1_blocks16,
-      encode_e2m1_blocks32, find_amax16,         find_amax32};
+      encode_e2m1_blocks32, find_nvfp4_scales,   find_amax16,      find_amax32};
   return kPlain;
 }
 

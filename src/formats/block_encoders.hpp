@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "formats/block_scaled.hpp"
 #include "formats/block_scales.hpp"
 
 namespace distmoe {
@@ -18,6 +19,8 @@ struct RowsToEncode {
   std::int64_t num_rows = 0;
   E4M3* codes = nullptr;
   std::int64_t code_stride = 0;
+  /// What is encoded afterwards: memory is asked for row i of it while row i is encoded.
+  BF16Rows ahead{};
 };
 
 struct BlockEncoders {
@@ -34,6 +37,10 @@ struct BlockEncoders {
   /// The same of 32 values.
   void (*e2m1_blocks32)(const BF16* values, std::int64_t num_blocks, const float* multipliers,
                         std::uint8_t* codes);
+  /// The scales of `count` blocks of NVFP4, of whose finite amax, and what their values are
+  /// multiplied by.
+  void (*nvfp4_scales)(const BF16* amax, std::int64_t count, float factor, E4M3* scales,
+                       float* multipliers);
   /// The largest magnitude of each of num_blocks blocks of 16 values, as a BF16 without sign.
   void (*amax_blocks16)(const BF16* values, std::int64_t num_blocks, BF16* amax);
   /// The same of 32 values.

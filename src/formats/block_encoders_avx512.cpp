@@ -6,12 +6,17 @@
 // in 16-bit lanes. A code that rounds up into the next binade or out of the subnormals is right as
 // it is.
 //
-// E2M1 rounds in FP32: a power of two M whose last place is the spacing of the value's binade is
-// added; then the sum's low half is the value in that spacing and its high half says the binade.
+// E2M1 and the E4M3 of NVFP4's scales round in FP32. With B the power of two of the value's binade
+// (of the first normal number's below it), B * 2^n is added, n so that the sum's last place is the
+// spacing of codes in that binade. The sum's low half is then the value in that spacing and its
+// high half says the binade, both of which count codes. What is added has an even number of last
+// places besides, which makes the two start from a multiple of 256.
 #include "formats/block_encoders.hpp"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
+
+#include <algorithm>
 
 #include "formats/avx512.hpp"
 
@@ -115,8 +120,12 @@ DISTMOE_AVX512 void encode_e4m3_rows(const RowsToEncode& rows, std::int64_t num_
   for (std::int64_t row = 0; row < rows.num_rows; ++row) {
     const BF16* values = rows.values + row * rows.row_stride;
     E4M3* codes = rows.codes + row * rows.code_stride;
+    const bool has_ahead = row < rows.ahead.num_rows;
+    const BF16* ahead = has_ahead ? rows.ahead.data + row * rows.ahead.row_stride : nullptr;
+    const std::int64_t num_ahead = has_ahead ? rows.ahead.num_cols : 0;
     std::int64_t col = 0;
     for (; is_ordinary && col + kLanes <= num_cols; col += kLanes) {
+      if (col < num_ahead) __builtin_prefetch(ahead + col);
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales + col));
       _mm256_storeu_si256(
           reinterpret_cast<__m256i*>(codes + col),
@@ -126,41 +135,40 @@ DISTMOE_AVX512 void encode_e4m3_rows(const RowsToEncode& rows, std::int64_t num_
   }
 }
 
-/// The values, at least 0, plus a power of two 2^22 times their binade, or that of 1 below 1.
-DISTMOE_AVX512 inline __m512i add_large(__m512 values) {
-  const __m512i at_least = _mm512_castps_si512(_mm512_max_ps(values, _mm512_set1_ps(1.0f)));
-  const __m512i large = _mm512_add_epi32(_mm512_and_si512(at_least, _mm512_set1_epi32(0x7F800000)),
-                                         _mm512_set1_epi32(22 << 23));
-  return _mm512_castps_si512(_mm512_add_ps(values, _mm512_castsi512_ps(large)));
-}
+/// Counts of codes start from this.
+constexpr int kFirstCode = 512;
 
-/// Of 32-bit lanes that unpacking 16-bit ones made, the halves that `half` names, in their order
-/// before unpacking.
-DISTMOE_AVX512 inline __m512i halves_of(__m512i low, __m512i high, short half) {
-  const __m512i places =
-      _mm512_set_epi16(62, 60, 58, 56, 30, 28, 26, 24, 54, 52, 50, 48, 22, 20, 18, 16, 46, 44, 42,
-                       40, 14, 12, 10, 8, 38, 36, 34, 32, 6, 4, 2, 0);
-  return _mm512_permutex2var_epi16(low, _mm512_or_si512(places, _mm512_set1_epi16(half)), high);
+/// B * 2^22, whose last place is B / 2, two codes a binade. Exponent field 127 + 22 counts 298.
+constexpr float kE2M1Shift = 0x1p22f + (kFirstCode - 2 * (127 + 22)) / 2.0f;
+
+/// The values, at least 0 and below 2^100, rounded. In the low half codes that exceed those in the
+/// exponent, in the high half 64 times those.
+DISTMOE_AVX512 inline __m512i round_to_e2m1(__m512 values) {
+  const __m512 at_least = _mm512_max_ps(values, _mm512_set1_ps(1.0f));
+  const __m512i binade =
+      _mm512_and_si512(_mm512_castps_si512(at_least), _mm512_set1_epi32(0x7F800000));
+  return _mm512_castps_si512(
+      _mm512_fmadd_ps(_mm512_castsi512_ps(binade), _mm512_set1_ps(kE2M1Shift), values));
 }
 
 /// 16 bytes of the codes of 32 values; lane 0 to 7 of `multipliers` belong to the first 16.
 DISTMOE_AVX512 inline __m128i encode_e2m1(const BF16* values, __m512 multipliers) {
   const __m512i narrow = _mm512_loadu_si512(values);
-  const __m512i magnitude = _mm512_and_si512(narrow, _mm512_set1_epi16(0x7FFF));
-  const __m512i zero = _mm512_setzero_si512();
-  const __m512 low = _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, magnitude));
-  const __m512 high = _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, magnitude));
-  const __m512i low_sum = add_large(_mm512_mul_ps(low, multipliers));
-  const __m512i high_sum = add_large(_mm512_mul_ps(high, multipliers));
-  const __m512i steps = halves_of(low_sum, high_sum, 0);
-  // Two codes a binade, counted from that of 1, whose sum has exponent field 127 + 22.
-  const __m512i binade = _mm512_srli_epi16(halves_of(low_sum, high_sum, 1), 6);
-  const __m512i first = _mm512_sub_epi16(binade, _mm512_set1_epi16((127 + 22) << 1));
-  const __m512i code = _mm512_min_epu16(_mm512_add_epi16(steps, first), _mm512_set1_epi16(7));
-  const __m512i signed_code = or_and(code, _mm512_srli_epi16(narrow, 12), 8);
+  const __m512i even =
+      _mm512_and_si512(_mm512_slli_epi32(narrow, 16), _mm512_set1_epi32(0x7FFFFFFF));
+  const __m512i odd = _mm512_and_si512(narrow, _mm512_set1_epi32(0x7FFF0000));
+  const __m512i even_sum = round_to_e2m1(_mm512_mul_ps(_mm512_castsi512_ps(even), multipliers));
+  const __m512i odd_sum = round_to_e2m1(_mm512_mul_ps(_mm512_castsi512_ps(odd), multipliers));
+  // 64 * (kFirstCode + code) in 16-bit lanes: 64 times a sum's low half plus its high half.
+  const __m512i of_even = _mm512_madd_epi16(even_sum, _mm512_set1_epi32(1 << 16 | 64));
+  const __m512i of_both =
+      _mm512_mask_add_epi16(of_even, 0xAAAAAAAA, odd_sum, _mm512_slli_epi32(odd_sum, 22));
+  const __m512i code =
+      _mm512_min_epu16(of_both, _mm512_set1_epi16(static_cast<short>(64 * (kFirstCode + 7))));
+  const __m512i signed_code = or_and(code, _mm512_srli_epi16(narrow, 6), 8 * 64);
   // The even code times 1 plus the odd one times 16.
   const __m512i pairs = _mm512_madd_epi16(signed_code, _mm512_set1_epi32(16 << 16 | 1));
-  return _mm512_cvtepi32_epi8(pairs);
+  return _mm512_cvtepi32_epi8(_mm512_srli_epi32(pairs, 6));
 }
 
 DISTMOE_AVX512 void encode_e2m1_blocks16(const BF16* values, std::int64_t num_blocks,
@@ -185,6 +193,32 @@ DISTMOE_AVX512 void encode_e2m1_blocks32(const BF16* values, std::int64_t num_bl
                      encode_e2m1(values, _mm512_set1_ps(multipliers[block])));
     values += 32;
     codes += 16;
+  }
+}
+
+/// B * 2^20, whose last place is B / 8, eight codes a binade. Exponent field 127 + 20 counts 8 of
+/// them, less those of the exponents that E4M3 lacks.
+constexpr float kE4M3Shift = 0x1p20f + (5 * 256 - 8 * (127 + 20 - 6)) / 8.0f;
+
+DISTMOE_AVX512 void find_nvfp4_scales(const BF16* amax, std::int64_t count, float factor,
+                                      E4M3* scales, float* multipliers) {
+  const __m512 factors = _mm512_set1_ps(factor);
+  for (std::int64_t i = 0; i < count; i += 16) {
+    const auto lanes = static_cast<__mmask16>((1u << std::min<std::int64_t>(16, count - i)) - 1u);
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, amax + i));
+    const __m512 largest = _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    const __m512 exact = _mm512_mul_ps(_mm512_mul_ps(largest, factors), _mm512_set1_ps(1.0f / 6));
+    const __m512 scale = _mm512_min_ps(_mm512_max_ps(exact, _mm512_set1_ps(kNvfp4MinScale)),
+                                       _mm512_set1_ps(kE4M3Max));
+    const __m512i at_least = _mm512_castps_si512(_mm512_max_ps(scale, _mm512_set1_ps(0x1p-6f)));
+    const __m512 binade =
+        _mm512_castsi512_ps(_mm512_and_si512(at_least, _mm512_set1_epi32(0x7F800000)));
+    const __m512 sum = _mm512_fmadd_ps(binade, _mm512_set1_ps(kE4M3Shift), scale);
+    const __m512 rounded = _mm512_fnmadd_ps(binade, _mm512_set1_ps(kE4M3Shift), sum);
+    const __m512i bits = _mm512_castps_si512(sum);
+    _mm512_mask_cvtepi32_storeu_epi8(scales + i, lanes,
+                                     _mm512_add_epi32(bits, _mm512_srli_epi32(bits, 20)));
+    _mm512_mask_storeu_ps(multipliers + i, lanes, _mm512_div_ps(factors, rounded));
   }
 }
 
@@ -260,7 +294,7 @@ DISTMOE_AVX512 void find_amax32(const BF16* values, std::int64_t num_blocks, BF1
 const BlockEncoders* avx512_block_encoders() {
   static constexpr BlockEncoders kAvx512 = {
       encode_e4m3_blocks,   encode_e4m3_columns, encode_e4m3_rows, encode_e2m1_blocks16,
-      encode_e2m1_blocks32, find_amax16,         find_amax32};
+      encode_e2m1_blocks32, find_nvfp4_scales,   find_amax16,      find_amax32};
   return has_avx512() ? &kAvx512 : nullptr;
 }
 

@@ -58,6 +58,8 @@ DISTMOE_HOST_DEVICE constexpr E8M0 mxfp4_scale(float amax) {
 /// The smallest amax that a global factor is computed from, so that zeros give a finite one.
 inline constexpr float kNvfp4RowFloor = 1e-8f;
 inline constexpr float kNvfp4ExpertFloor = 1e-12f;
+/// The smallest scale of a block, that of blocks of zeros too.
+inline constexpr float kNvfp4MinScale = 0x1p-9f;
 
 /// The global factor of an activation row or of an expert's matrix; 1 where amax is NaN or
 /// infinite.
@@ -69,9 +71,8 @@ DISTMOE_HOST_DEVICE constexpr float nvfp4_factor(float amax, float floor) {
 /// The scale of a block in a row or expert whose amax is finite.
 DISTMOE_HOST_DEVICE constexpr E4M3 nvfp4_scale(float block_amax, float factor) {
   constexpr float kInverseMax = 1.0f / kE2M1Max;
-  constexpr float kMinScale = 0x1p-9f;
   const float scale = block_amax * factor * kInverseMax;
-  return to_e4m3(scale > kMinScale ? scale : kMinScale);
+  return to_e4m3(scale > kNvfp4MinScale ? scale : kNvfp4MinScale);
 }
 /// What the elements of a block are multiplied by before they are rounded to E2M1.
 DISTMOE_HOST_DEVICE constexpr float nvfp4_multiplier(float factor, E4M3 scale) {

@@ -44,7 +44,6 @@ struct Band {
   RowsToEncode in_memory;
   RowsToEncode padding;  ///< zeros behind them
   std::int64_t num_cols = 0;
-  std::int64_t num_cols_behind = 0;  ///< of the next slab
 };
 
 /// As BF16 without a sign, one for each column.
@@ -59,12 +58,20 @@ DISTMOE_SIMD_CLONES void find_amax(const Band& band, BF16* amax) {
 
 /// `scales` has one for each column.
 void encode_band(const BlockEncoders& encoders, const Band& band, const E8M0* scales) {
-  for (std::int64_t row = 0; row < band.in_memory.num_rows; ++row) {
-    prefetch(band.in_memory.values + row * band.in_memory.row_stride + band.num_cols,
-             band.num_cols_behind * static_cast<std::int64_t>(sizeof(BF16)));
-  }
   encoders.e4m3_rows(band.in_memory, band.num_cols, scales);
   encoders.e4m3_rows(band.padding, band.num_cols, scales);
+}
+
+/// The slab of rows in memory that is walked after that at (row, col).
+BF16Rows slab_behind(const BF16Rows& values, std::int64_t row, std::int64_t col) {
+  col += kSlab;
+  if (col >= values.num_cols) {
+    col = 0;
+    row += kBlock;
+  }
+  if (row >= values.num_rows) return {};
+  return {values.data + row * values.row_stride + col, std::min(kBlock, values.num_rows - row),
+          std::min(kSlab, values.num_cols - col), values.row_stride};
 }
 
 /// Walks the bands of 32 rows, and in each of them slabs of columns.
@@ -78,11 +85,11 @@ void for_each_band(const BF16Rows& values, const Mxfp8View& out, const Visit& vi
       E4M3* codes = out.codes + row * out.code_stride + col;
       const BF16* first =
           in_memory > 0 ? values.data + row * values.row_stride + col : kZeros.data();
-      const Band band{{first, values.row_stride, in_memory, codes, out.code_stride},
+      const Band band{{first, values.row_stride, in_memory, codes, out.code_stride,
+                       slab_behind(values, row, col)},
                       {kZeros.data(), 0, rows - in_memory, codes + in_memory * out.code_stride,
                        out.code_stride},
-                      std::min(kSlab, values.num_cols - col),
-                      std::clamp(values.num_cols - col - kSlab, std::int64_t{0}, kSlab)};
+                      std::min(kSlab, values.num_cols - col)};
       visit(band, out.scales + row / kBlock * out.scale_stride, col);
     }
   }

@@ -18,14 +18,6 @@ constexpr std::int64_t kBlock = kNvfp4BlockSize;
 /// Blocks of a row whose amax are kept while its factor is found: 16384 columns.
 constexpr std::int64_t kMaxKeptBlocks = 1024;
 
-DISTMOE_SIMD_CLONES void find_scales(const BF16* amax, std::int64_t count, float factor,
-                                     E4M3* scales, float* multipliers) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    scales[i] = nvfp4_scale(to_float(amax[i]), factor);
-    multipliers[i] = nvfp4_multiplier(factor, scales[i]);
-  }
-}
-
 /// What is known of a row before it is quantised.
 struct RowFacts {
   float amax = 0.0f;  ///< of all that share the factor
@@ -44,8 +36,8 @@ void quantise_row(const BF16* values, const BF16* next_row, std::int64_t num_col
       const std::int64_t run_cols = run.num_whole_blocks * kBlock + run.num_rest;
       prefetch(next_row + run.begin, run_cols * static_cast<std::int64_t>(sizeof(BF16)));
     }
-    find_scales(run.amax, run.num_blocks, facts.factor, scales + run.begin / kBlock,
-                multipliers.data());
+    encoders.nvfp4_scales(run.amax, run.num_blocks, facts.factor, scales + run.begin / kBlock,
+                          multipliers.data());
     encoders.e2m1_blocks16(values + run.begin, run.num_whole_blocks, multipliers.data(), run_codes);
     const std::int64_t rest = run.num_whole_blocks * kBlock;
     encode_e2m1_rest(values + run.begin + rest, run.num_rest,
