@@ -49,6 +49,31 @@ TEST_P(CodedForward, IsTheProductOfTheDecodedOperands) {
   }
 }
 
+/// The norm takes h3 as it was rounded; its own sums are FP32.
+TEST_P(CodedForward, IsThatOfTheDecodedOperandsWithANormToo) {
+  if (GetParam().combine == Combine::kPerRank) GTEST_SKIP() << "a norm needs per_route";
+  MoeProblem problem = problem_of(GetParam(), 640);
+  for (const bool is_spread : {false, true}) {
+    if (is_spread) spread_magnitudes(problem);
+    for (const bool has_gamma : {false, true}) {
+      OracleNorm norm{.eps = 0.01};
+      CallOptions options{.norm = PostExpertNorm{.eps = 0.01}};
+      std::vector<BF16> gamma;
+      for (std::int64_t i = 0; has_gamma && i < problem.shape.hidden_dim; ++i) {
+        gamma.push_back(to_bf16(static_cast<float>(uniform(641, static_cast<std::uint64_t>(i)))));
+        norm.gain.push_back(to_float(to_bf16(to_float(gamma.back()) + 1.0F)));
+      }
+      if (has_gamma) {
+        options.norm->gamma_D = {gamma.data(), DType::kBF16, {problem.shape.hidden_dim}};
+        options.norm->gain_center = 1.0;
+      }
+      const std::vector<double> oracle = coded_forward(problem, GetParam().precision, norm);
+      EXPECT_LE(relative_error(widened(run(problem, GetParam(), {}, options)), oracle), kTolerance)
+          << is_spread << has_gamma;
+    }
+  }
+}
+
 /// Widths of more than one slab, and more rows of an expert than one product takes.
 TEST_P(CodedForward, CrossesSlabsAndBlocks) {
   if (GetParam().ranks > 2) GTEST_SKIP() << "one and two ranks say it";

@@ -78,6 +78,21 @@ TEST_P(CodedGradients, WhatIsKeptPreparedWeightsPipelinesAndLayoutsChangeNoBit) 
   }
 }
 
+TEST_P(CodedGradients, AreProductsOfTheDecodedOperandsWithANormToo) {
+  MoeProblem problem = problem_of(715);
+  for (const bool is_spread : {false, true}) {
+    if (is_spread) spread_magnitudes(problem);
+    const std::vector<BF16> dy = is_spread ? make_spread_dy(problem, 716) : make_dy(problem, 716);
+    for (const double eps : {1e-5, 0.5}) {
+      const BackwardForm form{.options = {.norm = PostExpertNorm{.eps = eps}}};
+      EXPECT_EQ(first_violation(problem, run_backward(problem, dy, GetParam(), form),
+                                coded_gradients(problem, dy, {.eps = eps}), 6e-3),
+                "")
+          << is_spread << ", eps " << eps;
+    }
+  }
+}
+
 /// With a norm h3 of a saved layer is computed again, from codes that are made again.
 TEST_P(CodedGradients, WithANormDoNotDependOnWhatIsKept) {
   MoeProblem problem = problem_of(720);

@@ -68,8 +68,9 @@ Activated activated(const MoeProblem& problem, double g, double u) {
 /// One expert with the rows that are routed to it, by token and k.
 class ExpertPass {
  public:
-  ExpertPass(const MoeProblem& problem, Precision precision, bool is_training, std::int64_t expert)
-      : problem_(problem), precision_(precision), expert_(expert) {
+  ExpertPass(const MoeProblem& problem, Precision precision, bool is_training, std::int64_t expert,
+             const OracleNorm& norm)
+      : problem_(problem), precision_(precision), expert_(expert), norm_(norm) {
     const std::int64_t d = problem.shape.hidden_dim;
     const std::int64_t f = problem.shape.intermediate_dim;
     Matrix w13 = expert_matrix(problem.gate, expert, {f, d});
@@ -103,12 +104,13 @@ class ExpertPass {
             activated(problem_, h1_[index(row * 2 * f + i)], h1_[index(row * 2 * f + f + i)]).h2));
       }
     }
-    h3 = product(coded_rows(h2_, f), w2_, f);
+    result = product(coded_rows(h2_, f), w2_, f);
     for (std::int64_t i = 0; i < rows * d; ++i) {
       const double bias =
           problem_.down_bias.empty() ? 0.0 : problem_.down_bias[index(expert_ * d + i % d)];
-      h3[index(i)] = rounded(h3[index(i)] + bias);
+      result[index(i)] = rounded(result[index(i)] + bias);
     }
+    normalise(rows, d);
   }
 
   /// Adds to the weights' gradients of `sums`; grad_x [rows, D] stays here.
@@ -120,9 +122,13 @@ class ExpertPass {
     for (const std::int64_t route : routes) {
       for (std::int64_t i = 0; i < d; ++i) {
         const double upstream = to_float(dy[index(route / problem_.shape.top_k * d + i)]);
-        grad_h3.push_back(rounded(upstream * problem_.scores[index(route)]));
-        sums.down_bias[index(expert_ * d + i)] += grad_h3.back();
+        grad_h3.push_back(upstream * problem_.scores[index(route)]);
       }
+    }
+    denormalise(grad_h3, d);
+    for (std::int64_t i = 0; i < rows * d; ++i) {
+      grad_h3[index(i)] = rounded(grad_h3[index(i)]);
+      sums.down_bias[index(expert_ * d + i % d)] += grad_h3[index(i)];
     }
     const Matrix grad_h2 = product(coded_rows(grad_h3, d), transposed(w2_, f), d);
     Matrix grad_h1(index(rows * 2 * f));
@@ -153,10 +159,33 @@ class ExpertPass {
   }
 
   std::vector<std::int64_t> routes;
-  Matrix h3;
+  Matrix result;  ///< what the scores multiply: h3, or its rows normalised
   Matrix grad_x;
 
  private:
+  void normalise(std::int64_t rows, std::int64_t d) {
+    if (norm_.eps == 0.0) return;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      double squares = 0.0;
+      for (std::int64_t i = 0; i < d; ++i) squares += std::pow(result[index(row * d + i)], 2);
+      rstd_.push_back(1.0 / std::sqrt(squares / static_cast<double>(d) + norm_.eps));
+      for (std::int64_t i = 0; i < d; ++i) {
+        const double gain = norm_.gain.empty() ? 1.0 : norm_.gain[index(i)];
+        result[index(row * d + i)] *= rstd_.back() * gain;
+      }
+    }
+  }
+  /// Of gradients of the normalised rows makes those of h3: what lies along a row changes nothing.
+  void denormalise(Matrix& gradients, std::int64_t d) const {
+    for (std::size_t row = 0; row < rstd_.size(); ++row) {
+      const auto first = row * index(d);
+      double along = 0.0;
+      for (std::size_t i = first; i < first + index(d); ++i) along += result[i] * gradients[i];
+      for (std::size_t i = first; i < first + index(d); ++i) {
+        gradients[i] = (gradients[i] - result[i] * along / static_cast<double>(d)) * rstd_[row];
+      }
+    }
+  }
   Matrix coded_weight(const Matrix& weight, MatrixShape shape, bool is_training) const {
     switch (precision_) {
       case Precision::kMXFP8: return mxfp8_values(weight, shape, is_training ? 32 : 1, 32).values;
@@ -179,10 +208,12 @@ class ExpertPass {
   const MoeProblem& problem_;
   Precision precision_;
   std::int64_t expert_;
+  const OracleNorm& norm_;
   Matrix w13_, w2_, x_, h1_, h2_;
+  std::vector<double> rstd_;  ///< of every row, where there is a norm
 };
 
-/// h3 of every route, [T * K, D].
+/// Rows of every route, [T * K, width].
 void collect(const Matrix& rows, const std::vector<std::int64_t>& routes, std::int64_t width,
              Matrix& all) {
   for (std::size_t row = 0; row < routes.size(); ++row) {
@@ -248,18 +279,20 @@ std::vector<BF16> make_spread_dy(const MoeProblem& problem, std::uint64_t seed) 
   return dy;
 }
 
-std::vector<double> coded_forward(const MoeProblem& problem, Precision precision) {
+std::vector<double> coded_forward(const MoeProblem& problem, Precision precision,
+                                  const OracleNorm& norm) {
   const std::int64_t d = problem.shape.hidden_dim;
-  Matrix h3(index(problem.num_routes() * d));
+  Matrix results(index(problem.num_routes() * d));
   for (std::int64_t expert = 0; expert < problem.shape.num_experts; ++expert) {
-    ExpertPass pass(problem, precision, false, expert);
+    ExpertPass pass(problem, precision, false, expert, norm);
     pass.forward();
-    collect(pass.h3, pass.routes, d, h3);
+    collect(pass.result, pass.routes, d, results);
   }
-  return sum_routes(problem, h3, true);
+  return sum_routes(problem, results, true);
 }
 
-GradientOracle coded_gradients(const MoeProblem& problem, const std::vector<BF16>& dy) {
+GradientOracle coded_gradients(const MoeProblem& problem, const std::vector<BF16>& dy,
+                               const OracleNorm& norm) {
   const MoeShape& shape = problem.shape;
   const std::int64_t d = shape.hidden_dim;
   const std::int64_t weights = shape.num_experts * shape.intermediate_dim * d;
@@ -272,23 +305,23 @@ GradientOracle coded_gradients(const MoeProblem& problem, const std::vector<BF16
                       .gate_bias = Matrix(index(shape.num_experts * shape.intermediate_dim)),
                       .up_bias = Matrix(index(shape.num_experts * shape.intermediate_dim)),
                       .down_bias = Matrix(index(shape.num_experts * d))};
-  Matrix h3(index(problem.num_routes() * d));
-  Matrix grad_x(h3.size());
+  Matrix results(index(problem.num_routes() * d));
+  Matrix grad_x(results.size());
   for (std::int64_t expert = 0; expert < shape.num_experts; ++expert) {
-    ExpertPass pass(problem, Precision::kMXFP8, true, expert);
+    ExpertPass pass(problem, Precision::kMXFP8, true, expert, norm);
     pass.forward();
     pass.backward(dy, sums);
-    collect(pass.h3, pass.routes, d, h3);
+    collect(pass.result, pass.routes, d, results);
     collect(pass.grad_x, pass.routes, d, grad_x);
   }
   for (std::int64_t route = 0; route < problem.num_routes(); ++route) {
     if (problem.ids[index(route)] < 0) continue;
     for (std::int64_t i = 0; i < d; ++i) {
       sums.scores[index(route)] +=
-          h3[index(route * d + i)] * to_float(dy[index(route / shape.top_k * d + i)]);
+          results[index(route * d + i)] * to_float(dy[index(route / shape.top_k * d + i)]);
     }
   }
-  sums.y = sum_routes(problem, h3, true);
+  sums.y = sum_routes(problem, results, true);
   sums.x = sum_routes(problem, grad_x, false);
   return sums;
 }

@@ -20,9 +20,11 @@ void spread_magnitudes(MoeProblem& problem);
 std::vector<BF16> make_spread_dy(const MoeProblem& problem, std::uint64_t seed);
 
 /// y [T, D] of an inference context.
-std::vector<double> coded_forward(const MoeProblem& problem, Precision precision);
+std::vector<double> coded_forward(const MoeProblem& problem, Precision precision,
+                                  const OracleNorm& norm = {});
 
 /// y and gradients of an MXFP8 training context.
-GradientOracle coded_gradients(const MoeProblem& problem, const std::vector<BF16>& dy);
+GradientOracle coded_gradients(const MoeProblem& problem, const std::vector<BF16>& dy,
+                               const OracleNorm& norm = {});
 
 }  // namespace distmoe::conformance

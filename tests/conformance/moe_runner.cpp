@@ -106,7 +106,7 @@ std::vector<BF16> gather_rows(Communicator& communicator, const std::vector<BF16
 }
 
 std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const TokenCounts& counts,
-                      const CallForm& form) {
+                      const CallForm& form, const CallOptions& options) {
   const Config config =
       config_of(problem, moe_case, form, *std::max_element(counts.begin(), counts.end()));
   std::vector<BF16> result;
@@ -115,7 +115,7 @@ std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const 
     const int rank = communicator->rank();
     const RankCall call = pack_rank(problem, form_of(moe_case, form), counts, rank);
     Context context = make_context(config, moe_case, communicator);
-    call_experts(context, call);
+    call_experts(context, call, options);
     std::vector<BF16> all =
         gather_rows(*communicator, call.y_rows(), counts, problem.shape.hidden_dim);
     const std::scoped_lock lock(mutex);
@@ -124,8 +124,10 @@ std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const 
   return result;
 }
 
-std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const CallForm& form) {
-  return run(problem, moe_case, even_split(problem.shape.num_tokens, moe_case.ranks), form);
+std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const CallForm& form,
+                      const CallOptions& options) {
+  const TokenCounts counts = even_split(problem.shape.num_tokens, moe_case.ranks);
+  return run(problem, moe_case, counts, form, options);
 }
 
 }  // namespace distmoe::conformance

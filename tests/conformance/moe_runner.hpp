@@ -46,8 +46,8 @@ std::vector<BF16> gather_rows(Communicator& communicator, const std::vector<BF16
 
 /// Creates a context, calls once, returns y of all tokens [T, D].
 std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const TokenCounts& counts,
-                      const CallForm& form = {});
-std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case,
-                      const CallForm& form = {});
+                      const CallForm& form = {}, const CallOptions& options = {});
+std::vector<BF16> run(const MoeProblem& problem, const MoeCase& moe_case, const CallForm& form = {},
+                      const CallOptions& options = {});
 
 }  // namespace distmoe::conformance
