@@ -21,6 +21,7 @@
 #include "plan/option_names.hpp"
 #include "precision_table.hpp"
 #include "progress.hpp"
+#include "report.hpp"
 #include "standard_output.hpp"
 #include "subcommand.hpp"
 
@@ -31,7 +32,9 @@ constexpr const char* kFooter =
     "Runs every layer that the input has, in bf16, mxfp8, nvfp4 and mxfp4 (weights alone), on one "
     "rank.\nrelative L2 = |y - y_ref| / |y_ref|; without a y_ref the reference is bf16. The worst "
     "row is the\ntoken with the largest relative L2 of its own.\n\n"
-    "Exit code: 0 a table was made, 2 wrong arguments or files, 3 failure at run time.\n\n"
+    "Exit code: 0 a table was made, 1 and a y in it is NaN or infinite where its reference is "
+    "not,\n"
+    "2 wrong arguments or files, 3 failure at run time.\n\n"
     "Examples:\n"
     "  distmoe compare --checkpoint testdata/gptoss\n"
     "  distmoe compare --checkpoint DIR --layer 3 --input captured.safetensors --json\n";
@@ -57,6 +60,15 @@ std::vector<std::int64_t> layers_of_input(const std::filesystem::path& path,
   DISTMOE_CHECK(!found.empty(), kInvalidArgument, path, " has tensors 'layerN.*' of none of the ",
                 layers.size(), " layers with experts; --layer names the one that it is of");
   return found;
+}
+
+/// A precision is as far away as it is, but what is no number is no result.
+ExitCode judge(const PrecisionTable& table) {
+  const auto bad = std::ranges::find_if_not(table.rows, is_finite);
+  if (bad == table.rows.end()) return ExitCode::kSuccess;
+  print_error(concat("layer ", bad->layer, " in ", option_name(bad->precision),
+                     " is no result: NaN or infinite are ", not_finite_text(bad->comparison)));
+  return ExitCode::kOutsideTolerance;
 }
 
 class CompareCommand final : public Subcommand {
@@ -111,7 +123,7 @@ ExitCode CompareCommand::execute() {
   }
   progress.clear();
   write_stdout(options_.json ? json_of(table) : text_of(table));
-  return ExitCode::kSuccess;
+  return judge(table);
 }
 
 }  // namespace

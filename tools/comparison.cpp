@@ -45,9 +45,10 @@ void ComparisonSums::add(const TensorView& y, const TensorView& reference) {
 
 void ComparisonSums::add_element(double value, double reference) {
   if (!std::isfinite(value) || !std::isfinite(reference)) {
-    num_incomparable_ += std::isfinite(value) != std::isfinite(reference);
+    ++(std::isfinite(value) == std::isfinite(reference) ? num_left_out_ : num_one_sided_);
     return;
   }
+  ++num_compared_;
   const double difference = value - reference;
   difference_squares_ += difference * difference;
   reference_squares_ += reference * reference;
@@ -62,16 +63,23 @@ void ComparisonSums::merge(const ComparisonSums& other) {
   value_squares_ += other.value_squares_;
   products_ += other.products_;
   max_abs_ = std::max(max_abs_, other.max_abs_);
-  num_incomparable_ += other.num_incomparable_;
+  num_compared_ += other.num_compared_;
+  num_left_out_ += other.num_left_out_;
+  num_one_sided_ += other.num_one_sided_;
 }
 
 Comparison ComparisonSums::result() const {
-  if (num_incomparable_ > 0) return {kInfinitelyFar, 0.0, kInfinitelyFar};
-  if (difference_squares_ == 0.0) return {0.0, 1.0, 0.0};
-  if (reference_squares_ == 0.0) return {kInfinitelyFar, 0.0, max_abs_};
+  const auto found = [&](double rel_l2, double cosine, double max_abs) {
+    return Comparison{rel_l2, cosine, max_abs, num_left_out_, num_one_sided_};
+  };
+  if (num_one_sided_ > 0 || (num_compared_ == 0 && num_left_out_ > 0)) {
+    return found(kInfinitelyFar, 0.0, kInfinitelyFar);
+  }
+  if (difference_squares_ == 0.0) return found(0.0, 1.0, 0.0);
+  if (reference_squares_ == 0.0) return found(kInfinitelyFar, 0.0, max_abs_);
   const double norms = std::sqrt(value_squares_) * std::sqrt(reference_squares_);
-  return {std::sqrt(difference_squares_ / reference_squares_),
-          norms > 0.0 ? products_ / norms : 0.0, max_abs_};
+  return found(std::sqrt(difference_squares_ / reference_squares_),
+               norms > 0.0 ? products_ / norms : 0.0, max_abs_);
 }
 
 }  // namespace distmoe::tools

@@ -37,9 +37,17 @@ void compare(const TensorView& y, const TensorView& reference, PrecisionRow& row
   for (std::int64_t token = 0; token < y.shape[0]; ++token) {
     ComparisonSums of_token;
     of_token.add(row_of(y, token), row_of(reference, token));
-    const double rel_l2 = of_token.result().rel_l2;
-    if (row.worst.token < 0 || rel_l2 > row.worst.rel_l2) row.worst = {token, rel_l2};
+    const Comparison distance = of_token.result();
+    // A row without a number on either side is as it should be, or nothing is.
+    if (distance.num_left_out == y.shape[1]) continue;
+    if (row.worst.token < 0 || distance.rel_l2 > row.worst.rel_l2) {
+      row.worst = {token, distance.rel_l2};
+    }
   }
+}
+
+std::string worst_text(const WorstRow& worst) {
+  return worst.token < 0 ? "none" : concat(distance_text(worst.rel_l2), " (", worst.token, ')');
 }
 
 /// y of one precision; the row learns the bytes of the weights.
@@ -89,6 +97,11 @@ std::vector<PrecisionRow> compare_precisions(const Checkpoint& checkpoint, std::
   return rows;
 }
 
+bool is_finite(const PrecisionRow& row) {
+  const Comparison& found = row.comparison;
+  return found.num_one_sided == 0 && (found.num_left_out == 0 || row.worst.token >= 0);
+}
+
 std::string json_of(const PrecisionTable& table) {
   Json rows = Json::array();
   for (const PrecisionRow& row : table.rows) {
@@ -97,6 +110,8 @@ std::string json_of(const PrecisionTable& table) {
       object.update({{"rel_l2", row.comparison.rel_l2},
                      {"cosine", row.comparison.cosine},
                      {"max_abs", row.comparison.max_abs},
+                     {"left_out", row.comparison.num_left_out},
+                     {"one_sided", row.comparison.num_one_sided},
                      {"weight_bytes", row.weight_bytes},
                      {"worst_token", row.worst.token},
                      {"worst_rel_l2", row.worst.rel_l2}});
@@ -125,8 +140,10 @@ std::string text_of(const PrecisionTable& table) {
     if (row.refusal.empty()) {
       text << std::setw(11) << distance_text(row.comparison.rel_l2) << "  " << std::setw(11)
            << std::setprecision(9) << row.comparison.cosine << "  " << std::setw(11)
-           << row.weight_bytes << "  " << distance_text(row.worst.rel_l2) << " (" << row.worst.token
-           << ")\n";
+           << row.weight_bytes << "  " << worst_text(row.worst);
+      const std::string not_finite = not_finite_text(row.comparison);
+      if (!not_finite.empty()) text << "; NaN or infinite: " << not_finite;
+      text << '\n';
     } else {
       text << "cannot hold the layer: " << row.refusal << "\n";
     }

@@ -19,7 +19,7 @@ namespace distmoe::tools {
 
 /// The token whose y is furthest from the reference, relative to the reference's row.
 struct WorstRow {
-  std::int64_t token = -1;  ///< -1 of no tokens
+  std::int64_t token = -1;  ///< -1 of no tokens with numbers
   double rel_l2 = 0.0;
 };
 
@@ -31,6 +31,9 @@ struct PrecisionRow {
   WorstRow worst{};
   std::int64_t weight_bytes = 0;  ///< of all experts, biases included
 };
+
+/// Whether y and the reference have numbers, and in the same places; true of what is refused.
+bool is_finite(const PrecisionRow& row);
 
 /// One layer in every precision, with one rank on the CPU. The reference is the input's y_ref, or
 /// what BF16 computes where there is none.

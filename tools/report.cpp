@@ -30,6 +30,11 @@ void add_distances(Json& object, const std::string& suffix,
   add("rel_l2", &Comparison::rel_l2);
   add("cosine", &Comparison::cosine);
   add("max_abs", &Comparison::max_abs);
+  const auto add_count = [&](const char* key, std::int64_t Comparison::*value) {
+    if (comparison && (*comparison).*value > 0) object[key + suffix] = (*comparison).*value;
+  };
+  add_count("left_out", &Comparison::num_left_out);
+  add_count("one_sided", &Comparison::num_one_sided);
 }
 
 template <typename Value>
@@ -67,6 +72,11 @@ void add_buffers(Lines& lines, const char* label, const std::vector<PlanBuffer>&
   for (const PlanBuffer& buffer : buffers) lines.add(label, buffer.bytes, " B ", buffer.name);
 }
 
+void add_not_finite(Lines& lines, const Comparison& comparison) {
+  const std::string text = not_finite_text(comparison);
+  if (!text.empty()) lines.add("NaN or infinite", text);
+}
+
 /// "layer 1 of slot 0, saved: busiest rank 1.04 x, expert 1.40 x the mean; ..."
 void add_load(Lines& lines, const CallStatistics& load) {
   std::string place = "forward";
@@ -100,6 +110,18 @@ std::string distance_text(double distance) {
   if (distance == kInfinitelyFar) return "infinite";
   std::ostringstream text;
   text << std::setprecision(3) << distance;
+  return text.str();
+}
+
+std::string not_finite_text(const Comparison& comparison) {
+  std::ostringstream text;
+  if (comparison.num_one_sided > 0) {
+    text << comparison.num_one_sided << " elements of y or the reference alone";
+  }
+  if (comparison.num_left_out > 0) {
+    text << (comparison.num_one_sided > 0 ? "; " : "") << comparison.num_left_out
+         << " of both, left out";
+  }
   return text.str();
 }
 
@@ -152,8 +174,8 @@ std::string text_of(const RunReport& report) {
   lines.add("rows per rank", list_of(report.rows_per_rank));
   lines.add("experts", list_of(report.experts_per_rank), " per rank");
   if (report.has_stored_codes) {
-    lines.add("weights",
-              *report.has_stored_codes ? "codes of the checkpoint" : "quantised from bf16");
+    lines.add("weights", *report.has_stored_codes ? "codes of the checkpoint"
+                                                  : "quantised from " + report.stored_format);
   }
   if (const auto imbalance = imbalance_of(report.rows_per_expert)) {
     lines.add("imbalance", std::setprecision(3), *imbalance, " x the mean rows of an expert");
@@ -163,6 +185,7 @@ std::string text_of(const RunReport& report) {
               report.tolerance, is_within_tolerance(report) ? ": within)" : ": OUTSIDE)");
     lines.add("cosine", std::setprecision(9), report.comparison->cosine);
     lines.add("max |y - ref|", distance_text(report.comparison->max_abs));
+    add_not_finite(lines, *report.comparison);
   } else {
     lines.add("relative L2", report.is_reference_of_another_layer
                                  ? "not compared: y_ref is of the layer without --rmsnorm"
@@ -170,6 +193,7 @@ std::string text_of(const RunReport& report) {
   }
   if (report.comparison2) {
     lines.add("of --input2", distance_text(report.comparison2->rel_l2), " relative L2");
+    add_not_finite(lines, *report.comparison2);
   }
   if (report.training) {
     const RegionPeaks& peaks = report.training->peaks;

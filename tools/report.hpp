@@ -36,6 +36,8 @@ struct RunReport {
   std::string pipeline;  ///< of block-scaled precisions, else empty
   /// Whether the weights' codes are the checkpoint's; empty where weights are BF16.
   std::optional<bool> has_stored_codes{};
+  /// What the checkpoint has of the layer: "fp8"; "several formats".
+  std::string stored_format{};
   std::int64_t tokens = 0;
   std::vector<std::int64_t> tokens_per_rank;
   std::vector<std::int64_t> rows_per_rank;
@@ -64,8 +66,10 @@ double median_of(std::vector<double> values);
 bool is_within_tolerance(const RunReport& report);
 
 /// A distance for people: "0.00274", or "infinite" where something that is no number is compared
-/// with a number.
+/// with a number, or nothing is a number.
 std::string distance_text(double distance);
+/// Which elements are no numbers, for people; empty where all are.
+std::string not_finite_text(const Comparison& comparison);
 
 /// One object with the documented keys, in their order; ends with a newline.
 std::string json_of(const RunReport& report);

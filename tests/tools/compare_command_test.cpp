@@ -57,6 +57,31 @@ TEST_F(CompareCommand, PrintsALineForEveryPrecisionOfALayer) {
   EXPECT_EQ(std::count(result.output.begin(), result.output.end(), '\n'), 8);
 }
 
+/// bf16 is the reference of an input without a y_ref: the same NaN is no agreement.
+TEST_F(CompareCommand, WhatIsNoNumberIsCountedAndNoResult) {
+  const Words words{"--checkpoint", checkpoint_folder("qwen3moe"), "--layer", "0", "--input",
+                    file("input")};
+  SampleInput input(3, 2, 256, {0, 1, 2, 3, 4, 5});
+  std::fill_n(input.x.begin(), 256, std::uint16_t{0x7FC0});
+  input.write(file("input"));
+  Words json_words = words;
+  json_words.push_back("--json");
+  const CommandResult some = compare(json_words);
+  EXPECT_EQ(some.exit_code, 0) << some.error;
+  for (const nlohmann::json& row : some.json()["rows"]) {
+    EXPECT_EQ(row["left_out"], 256) << row;
+    EXPECT_EQ(row["one_sided"], 0) << row;
+    EXPECT_LT(row["rel_l2"].get<double>(), 1) << row;
+    EXPECT_NE(row["worst_token"], 0) << row;
+  }
+  std::fill(input.x.begin(), input.x.end(), std::uint16_t{0x7FC0});
+  input.write(file("input"));
+  const CommandResult all = compare(words);
+  EXPECT_EQ(all.exit_code, 1);
+  EXPECT_NE(all.error.find("768 of both, left out"), std::string::npos) << all.error;
+  EXPECT_NE(all.output.find("infinite"), std::string::npos) << all.output;
+}
+
 TEST_F(CompareCommand, WrongArgumentsAreNamed) {
   EXPECT_EQ(compare({}).exit_code, 2);
   const std::string folder = checkpoint_folder("gptoss");

@@ -69,6 +69,7 @@ TEST(Comparison, PutsOneNonFiniteElementOutsideEveryTolerance) {
     EXPECT_EQ(compare({1, bad, 3}, {1, 2, 3}).rel_l2, kInfinitelyFar);
     EXPECT_EQ(compare({1, bad, 3}, {1, 2, 3}).max_abs, kInfinitelyFar);
     EXPECT_EQ(compare({1, 2, 3}, {1, bad, 3}).rel_l2, kInfinitelyFar);
+    EXPECT_EQ(compare({bad, 2, bad}, {1, bad, bad}).num_one_sided, 2);
   }
 }
 
@@ -76,6 +77,16 @@ TEST(Comparison, LeavesOutElementsThatAreNotFiniteOnBothSides) {
   const Comparison result = compare({2, kNaN, kInf}, {1, kNaN, kInf});
   EXPECT_EQ(result.rel_l2, 1.0);
   EXPECT_EQ(result.max_abs, 1.0);
+  EXPECT_EQ(result.num_left_out, 2);
+  EXPECT_EQ(result.num_one_sided, 0);
+}
+
+TEST(Comparison, IsInfinitelyFarWhereNothingIsANumber) {
+  const Comparison result = compare({kNaN, kInf}, {kNaN, kNaN});
+  EXPECT_EQ(result.rel_l2, kInfinitelyFar);
+  EXPECT_EQ(result.cosine, 0.0);
+  EXPECT_EQ(result.max_abs, kInfinitelyFar);
+  EXPECT_EQ(result.num_left_out, 2);
 }
 
 TEST(Comparison, MergedPartsEqualTheWhole) {

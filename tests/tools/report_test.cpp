@@ -79,6 +79,20 @@ TEST(RunReport, JsonStaysANumberWhereTheOutputIsInfinitelyFar) {
   EXPECT_NE(text_of(report).find("infinite (tolerance"), std::string::npos) << text_of(report);
 }
 
+TEST(RunReport, CountsWhatIsNoNumber) {
+  RunReport report = sample();
+  EXPECT_FALSE(Json::parse(json_of(report)).contains("left_out"));
+  EXPECT_EQ(text_of(report).find("NaN or infinite"), std::string::npos);
+  report.comparison->num_left_out = 384;
+  EXPECT_NE(text_of(report).find("NaN or infinite 384 of both, left out"), std::string::npos)
+      << text_of(report);
+  report.comparison->num_one_sided = 7;
+  EXPECT_EQ(Json::parse(json_of(report))["one_sided"], 7);
+  EXPECT_NE(text_of(report).find("7 elements of y or the reference alone; 384 of both"),
+            std::string::npos)
+      << text_of(report);
+}
+
 TEST(RunReport, JsonReplacesBytesThatAreNoText) {
   RunReport report = sample();
   report.checkpoint = "dir\xff\"\n";
