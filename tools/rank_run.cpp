@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -31,6 +32,7 @@
 #include "output_gather.hpp"
 #include "plan/option_names.hpp"
 #include "progress.hpp"
+#include "quantised_experts.hpp"
 #include "rank_facts.hpp"
 #include "rank_group.hpp"
 #include "rank_launch.hpp"
@@ -154,6 +156,8 @@ void RankRun::prepare() {
   tokens_per_rank_ =
       split_tokens(inputs_[0].file.num_tokens(), group_.size(), options_.tokens_per_rank);
   experts_per_rank_ = split_evenly(shape.num_experts, group_.size());
+  // What the sizes rule out is known before a byte of a weight is read.
+  validate(make_config());
   progress_.show("loading experts");
   weights_ =
       LayerWeights(*checkpoint_, {.layer = options_.layer,
@@ -246,7 +250,7 @@ Config RankRun::make_config() const {
   config.pipeline = options_.pipeline;
   config.combine = options_.combine;
   config.timeout = options_.timeout;
-  if (training_) training_->configure(config);
+  options_.train.configure(config);
   return config;
 }
 
@@ -337,6 +341,8 @@ RunReport RankRun::make_report(const std::vector<RankFacts>& facts,
   if (is_block_scaled(options_.precision)) report.pipeline = option_name(options_.pipeline);
   if (options_.precision != Precision::kBF16) {
     report.has_stored_codes = weights_.has_stored_codes();
+    const std::optional<StoredFormat> format = checkpoint_->stored_format(options_.layer);
+    report.stored_format = format ? format_name(*format) : "several formats";
   }
   report.tokens = inputs_[0].file.num_tokens();
   report.tokens_per_rank = tokens_per_rank_;

@@ -85,4 +85,14 @@ void add_train_options(CLI::App& app, TrainOptions& options) {
       });
 }
 
+void TrainOptions::configure(Config& config) const {
+  if (!is_on) return;
+  config.inference = false;
+  config.activation_policy = activation_policy;
+  config.max_moe_layers_per_activation_slot = layers_per_slot;
+  config.num_activation_slots = num_slots;
+  config.activation_slot_capacity_factor = slot_factor;
+  config.wgrad_dtype = wgrad_dtype;
+}
+
 }  // namespace distmoe::tools

@@ -30,6 +30,8 @@ struct TrainOptions {
 
   /// Forwards, and as many backwards, of one run.
   std::int64_t num_forwards() const { return num_microbatches * layers_per_slot; }
+  /// The training part of a configuration; nothing where --train is not given.
+  void configure(Config& config) const;
 };
 
 /// Declares the options; parsing `app` fills `options`, which must outlive it.

@@ -106,15 +106,6 @@ void TrainingRun::place(BackendKind backend, int device) {
   if (options_.clip_limit) clip_buffer_.emplace(sizeof(clip_counts_), device);
 }
 
-void TrainingRun::configure(Config& config) const {
-  config.inference = false;
-  config.activation_policy = options_.activation_policy;
-  config.max_moe_layers_per_activation_slot = options_.layers_per_slot;
-  config.num_activation_slots = options_.num_slots;
-  config.activation_slot_capacity_factor = options_.slot_factor;
-  config.wgrad_dtype = options_.wgrad_dtype;
-}
-
 /// Microbatches take the slots in turn; one whose slot is taken waits for the backward of the one
 /// that has it.
 void TrainingRun::run(Context& context, const DeviceCall& call) {

@@ -41,8 +41,6 @@ class TrainingRun {
 
   /// Gives dy and the gradients places where the backend wants them. Before run().
   void place(BackendKind backend, int device);
-  /// The training part of a configuration.
-  void configure(Config& config) const;
   /// Every forward and backward of one run; `call` has the tensors of a forward. Collective.
   void run(Context& context, const DeviceCall& call);
   /// Of all gradients, after run().

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "command_testing.hpp"
+#include "io/tiny_model.hpp"
 
 namespace distmoe::tools {
 namespace {
@@ -53,6 +54,30 @@ class RunBadInput : public CommandTest {
 
   std::filesystem::path checkpoint_;
 };
+
+/// Before a weight is read: its expert's name stands in no message.
+TEST_F(RunBadInput, WidthsThatAPrecisionCannotHoldAreRefusedWithTheValues) {
+  using distmoe::testing::TinyModel;
+  checkpoint_ = file("checkpoint");
+  std::filesystem::create_directories(checkpoint_);
+  const TinyModel model{.num_experts = 4, .d = 80, .f = 40};
+  std::ofstream(checkpoint_ / "config.json") << model.config("Qwen3MoeForCausalLM", 1);
+  distmoe::testing::write_tensors(checkpoint_ / "model.safetensors",
+                                  model.per_expert(0, TinyModel::projection_name));
+  SampleInput(4, 2, 80, {0, 1, 2, 3, 0, 1, 2, 3}).write(file("input"));
+  const auto expect_refusal = [&](const Words& more, const Words& reasons) {
+    Words words{"--input", file("input")};
+    words.insert(words.end(), more.begin(), more.end());
+    expect_failure(2, words, reasons);
+  };
+  for (const Words& training : {Words{}, Words{"--train"}}) {
+    Words words{"--precision", "mxfp8"};
+    words.insert(words.end(), training.begin(), training.end());
+    expect_refusal(words, {"hidden_dim is 80", "mxfp8", "multiple of 32"});
+  }
+  expect_refusal({"--precision", "nvfp4"}, {"intermediate_dim is 40", "nvfp4", "multiple of 16"});
+  expect_refusal({"--precision", "mxfp4", "--ranks", "2"}, {"hidden_dim is 80", "multiple of 32"});
+}
 
 // reports: A26
 TEST_F(RunBadInput, RefusesIdsOutsideTheExpertsWithTokenSlotIdAndLimit) {
