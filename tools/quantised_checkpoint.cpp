@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quantised_checkpoint.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "core/check.hpp"
+#include "formats/block_format.hpp"
 #include "io/atomic_file.hpp"
 #include "io/expert_loader.hpp"
 #include "io/expert_names.hpp"
@@ -24,17 +27,42 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kConfigFile = "config.json";
 
+namespace fs = std::filesystem;
+
+/// Files under temporary names, that of config.json among them, which is made first and renamed
+/// last, and model.safetensors: removed, unless somebody still writes one of them.
+void remove_leftovers(const fs::path& output) {
+  std::vector<fs::path> temporaries;
+  bool has_begun = false;
+  for (const fs::directory_entry& entry : fs::directory_iterator(output)) {
+    const bool is_config = AtomicFile::is_temporary_of(kConfigFile, entry.path());
+    if (is_config || AtomicFile::is_temporary_of(kSingleShardFile, entry.path())) {
+      temporaries.push_back(entry.path());
+    } else if (entry.path().filename() != kSingleShardFile) {
+      return;
+    }
+    has_begun = has_begun || is_config;
+  }
+  if (!has_begun) return;
+  for (const fs::path& temporary : temporaries) {
+    DISTMOE_CHECK(AtomicFile::remove_abandoned(temporary), kInvalidArgument, "--output is ",
+                  output.string(), ", where another process seems to write ",
+                  temporary.filename().string());
+  }
+  fs::remove(output / kSingleShardFile);
+}
+
 /// The destination is known to be good before anything is read.
-void prepare_output(const std::filesystem::path& output) {
+void prepare_output(const fs::path& output) {
   std::error_code error;
-  if (std::filesystem::exists(output, error)) {
-    const bool is_empty_folder =
-        std::filesystem::is_directory(output, error) && std::filesystem::is_empty(output, error);
+  if (fs::exists(output, error)) {
+    if (fs::is_directory(output, error)) remove_leftovers(output);
+    const bool is_empty_folder = fs::is_directory(output, error) && fs::is_empty(output, error);
     DISTMOE_CHECK(is_empty_folder && !error, kInvalidArgument, "--output is ", output.string(),
                   "; legal are a folder that does not exist yet or is empty");
     return;
   }
-  std::filesystem::create_directories(output, error);
+  fs::create_directories(output, error);
   DISTMOE_CHECK(!error, kInvalidArgument, "--output ", output.string(),
                 " cannot be created: ", error.message());
 }
@@ -52,11 +80,14 @@ class QuantisedFile {
         checkpoint_(Checkpoint::open(request.checkpoint)),
         shards_(open_shards(request.checkpoint)),
         is_gpt_oss_(checkpoint_.architecture() == "GptOssForCausalLM"),
-        block_(block_size_of(request.format)) {
+        counts_(block_format_of(precision_of(request.format))),
+        block_(counts_.block_size) {
     check_supported();
     for (const SafetensorsFile& shard : shards_) {
+      // Of a key that several files have the first counts.
+      metadata_.insert(shard.metadata().begin(), shard.metadata().end());
       for (const StoredTensor& tensor : shard.tensors()) {
-        if (!is_expert_matrix(tensor.name)) copied_.push_back(&tensor);
+        if (!is_expert_matrix(tensor.name) || is_kept_scale(tensor)) copied_.push_back(&tensor);
       }
     }
     for (const StoredTensor* tensor : copied_) {
@@ -73,6 +104,13 @@ class QuantisedFile {
     const auto num_layers = static_cast<std::int64_t>(checkpoint_.moe_layers().size());
     num_total_ = num_layers * shape.num_experts;
     summary_ = {checkpoint_.architecture(), num_layers, shape.num_experts};
+    // Under a temporary name until everything else is in place.
+    std::optional<AtomicFile> config;
+    const std::string config_text = make_config();
+    write_output([&] {
+      config.emplace(request_.output / kConfigFile);
+      config->write(std::as_bytes(std::span(config_text)));
+    });
     SafetensorsWriter writer = open_writer();
     for (const StoredTensor* tensor : copied_) {
       summary_.copied_bytes += static_cast<std::int64_t>(tensor->data.size());
@@ -82,8 +120,10 @@ class QuantisedFile {
       is_gpt_oss_ ? write_fused(writer, layer, progress)
                   : write_per_expert(writer, layer, progress);
     }
-    write_output([&] { writer.commit(); });
-    write_config();
+    write_output([&] {
+      writer.commit();
+      config->commit();
+    });
     summary_.bf16_bytes =
         num_total_ * 3 * shape.hidden_dim * shape.intermediate_dim * std::int64_t{2};
     return summary_;
@@ -116,6 +156,14 @@ class QuantisedFile {
         "be written");
   }
 
+  /// The scale of activations belongs to the codes of NVFP4 that it came with.
+  bool is_kept_scale(const StoredTensor& tensor) const {
+    const std::optional<std::int64_t> layer = layer_of(tensor.name);
+    return request_.format == StoredFormat::kNvfp4 && tensor.name.ends_with(".input_scale") &&
+           layer && std::ranges::binary_search(checkpoint_.moe_layers(), *layer) &&
+           checkpoint_.stored_format(*layer) == StoredFormat::kNvfp4;
+  }
+
   const Spelling& spelling() const {
     const ExpertFamily family = is_gpt_oss_ ? ExpertFamily::kGptOss : ExpertFamily::kOutputMajor;
     for (const Spelling& candidate : spellings_of(family)) {
@@ -134,11 +182,11 @@ class QuantisedFile {
     const bool is_mxfp8 = request_.format == StoredFormat::kMxfp8;
     const bool is_nvfp4 = request_.format == StoredFormat::kNvfp4;
     const auto declare = [&](const std::string& name, std::int64_t rows, std::int64_t cols) {
-      entries_.push_back({name,
-                          is_mxfp8 ? DType::kF8E4M3 : DType::kU8,
-                          {rows, code_bytes_of(request_.format, cols)}});
       entries_.push_back(
-          {name + "_scale", is_nvfp4 ? DType::kF8E4M3 : DType::kU8, {rows, cols / block_}});
+          {name, is_mxfp8 ? DType::kF8E4M3 : DType::kU8, {rows, counts_.code_bytes(cols)}});
+      entries_.push_back({name + "_scale",
+                          is_nvfp4 ? DType::kF8E4M3 : DType::kU8,
+                          {rows, counts_.num_scales(cols)}});
       if (is_nvfp4) entries_.push_back({name + "_scale_2", DType::kF32, {}});
     };
     for (std::int64_t expert = 0; expert < checkpoint_.shape().num_experts; ++expert) {
@@ -163,7 +211,7 @@ class QuantisedFile {
 
   SafetensorsWriter open_writer() const {
     try {
-      return SafetensorsWriter(request_.output / kSingleShardFile, entries_);
+      return SafetensorsWriter(request_.output / kSingleShardFile, entries_, metadata_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kIo) throw;
       throw OutputError(error.what());
@@ -176,9 +224,8 @@ class QuantisedFile {
 
   QuantisedExpert quantise(std::int64_t layer, std::int64_t expert,
                            const QuantiseProgress& progress) {
-    QuantisedExpert quantised = quantise_expert(
-        checkpoint_.load_experts(layer, expert, 1), request_.format,
-        concat(request_.checkpoint.string(), ", layer ", layer, ", expert ", expert));
+    QuantisedExpert quantised = quantise_expert(checkpoint_, layer, expert, request_.format);
+    summary_.num_kept += quantised.weights.has_stored_codes() ? 1 : 0;
     for (const QuantisedMatrix* matrix : {&quantised.gate, &quantised.up, &quantised.down}) {
       summary_.coded_bytes +=
           static_cast<std::int64_t>(matrix->codes.size() + matrix->scales.size());
@@ -231,7 +278,7 @@ class QuantisedFile {
   }
 
   /// The configuration of the source with another quantization_config.
-  void write_config() const {
+  std::string make_config() const {
     const MappedFile file = MappedFile::open(request_.checkpoint / kConfigFile);
     const auto* text = reinterpret_cast<const char*>(file.bytes().data());
     Json config = Json::parse(text, text + file.bytes().size());
@@ -247,19 +294,16 @@ class QuantisedFile {
                                        {"group_size", block_},
                                        {"ignore", others}};
     }
-    const std::string written = config.dump(2) + '\n';
-    write_output([&] {
-      AtomicFile target(request_.output / kConfigFile);
-      target.write(std::as_bytes(std::span(written)));
-      target.commit();
-    });
+    return config.dump(2) + '\n';
   }
 
   const QuantiseRequest& request_;
   Checkpoint checkpoint_;
   std::vector<SafetensorsFile> shards_;
   bool is_gpt_oss_;
+  BlockFormat counts_;
   std::int64_t block_;
+  Metadata metadata_;
   std::vector<const StoredTensor*> copied_;
   std::vector<TensorEntry> entries_;
   QuantiseSummary summary_;

@@ -23,6 +23,7 @@ struct QuantiseSummary {
   std::string architecture;
   std::int64_t num_layers = 0;
   std::int64_t num_experts = 0;   ///< of a layer
+  std::int64_t num_kept = 0;      ///< of all experts, those whose codes the source has
   std::int64_t bf16_bytes = 0;    ///< that the experts' matrices have in BF16
   std::int64_t coded_bytes = 0;   ///< of their codes and scales
   std::int64_t copied_bytes = 0;  ///< of everything else
@@ -31,8 +32,9 @@ struct QuantiseSummary {
 /// Told how many of all experts are done.
 using QuantiseProgress = std::function<void(std::int64_t done, std::int64_t total)>;
 
-/// Writes config.json and model.safetensors into a folder that does not exist yet or is empty.
-/// Tensors that are no expert's matrices are copied. Throws invalid_argument for another output,
+/// Writes config.json and model.safetensors into a folder that does not exist yet, is empty, or has
+/// what a process left that was killed here. Experts that are of the format keep their bytes;
+/// tensors that are no expert's matrices are copied. Throws invalid_argument for another output,
 /// unsupported for what the format cannot hold, before anything is written but for weights that are
 /// no finite numbers; OutputError where writing fails.
 QuantiseSummary write_quantised_checkpoint(const QuantiseRequest& request,

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quantised_experts.hpp"
 
+#include <algorithm>
+
 #include "core/check.hpp"
+#include "formats/block_format.hpp"
 #include "formats/block_scaled.hpp"
-#include "formats/block_scales.hpp"
 #include "runtime/prepared_layout.hpp"
 
 namespace distmoe::tools {
@@ -20,7 +22,9 @@ QuantisedMatrix part_of(const PreparedWeightView& weight, StoredFormat format, s
   };
   QuantisedMatrix matrix{rows_of(weight.codes), rows_of(weight.scales)};
   if (weight.global_scales.is_given()) {
-    matrix.global_scale = *static_cast<const float*>(weight.global_scales.data);
+    // A checkpoint may have one for the gate and one for the up rows.
+    const auto* scales = static_cast<const float*>(weight.global_scales.data);
+    matrix.global_scale = scales[std::min(part, weight.global_scales.shape[1] - 1)];
   }
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(matrix.scales.data());
   const std::uint8_t most = max_scale_byte(precision_of(format));
@@ -28,7 +32,7 @@ QuantisedMatrix part_of(const PreparedWeightView& weight, StoredFormat format, s
   const std::int64_t blocks_per_row = weight.scales.shape[2];
   DISTMOE_CHECK(
       index == std::ssize(matrix.scales), kUnsupported, label, ", row ", index / blocks_per_row,
-      ", columns from ", index % blocks_per_row * block_size_of(format),
+      ", columns from ", index % blocks_per_row * block_format_of(precision_of(format)).block_size,
       ": a weight is NaN, infinite or too large for ", format_name(format),
       " (its scale would be byte ", int{bytes[index]}, "; legal are 0 to ", int{most}, ')');
   return matrix;
@@ -47,25 +51,21 @@ const char* format_name(StoredFormat format) {
   return "";
 }
 
-std::int64_t block_size_of(StoredFormat format) {
-  return format == StoredFormat::kNvfp4 ? kNvfp4BlockSize : kMxfp8BlockSize;
-}
-
-std::int64_t code_bytes_of(StoredFormat format, std::int64_t elements) {
-  return format == StoredFormat::kMxfp8 ? elements : elements / 2;
-}
-
-QuantisedExpert quantise_expert(const LoadedExperts& experts, StoredFormat format,
-                                const std::string& label) {
-  const BlockScaledConfig config{.format = precision_of(format), .inference = true};
-  const ExpertWeights weights = experts.view();
-  QuantisedExpert expert{.w13 = prepare_block_scaled_weight(weights.w13_L2FD, config),
-                         .w2 = prepare_block_scaled_weight(weights.w2_LDF, config)};
-  const std::int64_t f = experts.intermediate_dim;
-  expert.gate = part_of(expert.w13.view(), format, 0, f, label + ", gate");
-  expert.up = part_of(expert.w13.view(), format, 1, f, label + ", up");
-  expert.down = part_of(expert.w2.view(), format, 0, experts.hidden_dim, label + ", down");
-  return expert;
+QuantisedExpert quantise_expert(const Checkpoint& checkpoint, std::int64_t layer,
+                                std::int64_t expert, StoredFormat format) {
+  QuantisedExpert quantised{.weights =
+                                LayerWeights(checkpoint, {.layer = layer,
+                                                          .first_expert = expert,
+                                                          .num_experts = 1,
+                                                          .precision = precision_of(format)})};
+  const ExpertWeights view = quantised.weights.view();
+  const std::string label = concat("layer ", layer, ", expert ", expert);
+  const std::int64_t f = checkpoint.shape().intermediate_dim;
+  const std::int64_t d = checkpoint.shape().hidden_dim;
+  quantised.gate = part_of(view.prepared_w13, format, 0, f, label + ", gate");
+  quantised.up = part_of(view.prepared_w13, format, 1, f, label + ", up");
+  quantised.down = part_of(view.prepared_w2, format, 0, d, label + ", down");
+  return quantised;
 }
 
 }  // namespace distmoe::tools

@@ -73,19 +73,24 @@ class QuantizeCommand final : public Subcommand {
                                          {"format", format_name(request_.format)},
                                          {"layers", summary.num_layers},
                                          {"experts", summary.num_experts},
+                                         {"kept_experts", summary.num_kept},
                                          {"bf16_bytes", summary.bf16_bytes},
                                          {"coded_bytes", summary.coded_bytes},
                                          {"copied_bytes", summary.copied_bytes}};
     return json.dump(2) + '\n';
   }
 
+  static std::string kept_text(const QuantiseSummary& summary) {
+    return summary.num_kept == 0 ? "" : concat(", codes of ", summary.num_kept, " kept");
+  }
+
   std::string text_of(const QuantiseSummary& summary) const {
     return concat("checkpoint      ", request_.checkpoint.string(), " (", summary.architecture,
                   ")\noutput          ", request_.output.string(), "\nformat          ",
                   format_name(request_.format), "\nexperts         ", summary.num_layers, " x ",
-                  summary.num_experts, "\nmatrices        ", human_bytes(summary.coded_bytes), ", ",
-                  human_bytes(summary.bf16_bytes), " in bf16\ncopied          ",
-                  human_bytes(summary.copied_bytes), '\n');
+                  summary.num_experts, kept_text(summary), "\nmatrices        ",
+                  human_bytes(summary.coded_bytes), ", ", human_bytes(summary.bf16_bytes),
+                  " in bf16\ncopied          ", human_bytes(summary.copied_bytes), '\n');
   }
 
   QuantiseRequest request_;

@@ -2,6 +2,7 @@
 #include "io/atomic_file.hpp"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,12 +23,17 @@ constexpr int kMaxLinks = 40;
 /// Of the target's name in the temporary one, which must not exceed the 255 bytes of a name.
 constexpr std::size_t kMaxStemBytes = 200;
 
+constexpr const char* kTemporaryMark = ".partial-";
+
+std::string temporary_stem(const fs::path& target) {
+  return target.filename().string().substr(0, kMaxStemBytes) + kTemporaryMark;
+}
+
 /// NOTE: the process number would not do: in containers it repeats, so that what a killed process
 /// left behind would be in the way of every later one.
 fs::path temporary_beside(const fs::path& target) {
   std::random_device random;
-  const std::string stem = target.filename().string().substr(0, kMaxStemBytes);
-  return target.parent_path() / concat(stem, ".partial-", std::hex, random(), random());
+  return target.parent_path() / concat(temporary_stem(target), std::hex, random(), random());
 }
 
 /// Below zero, with errno, where it cannot be created.
@@ -36,7 +42,11 @@ int create(const fs::path& temporary, const fs::path& target) {
   const fs::file_status status = fs::symlink_status(target, ignored);
   DISTMOE_CHECK(!fs::exists(status) || fs::is_regular_file(status), kIo, "cannot write ", target,
                 ": it exists and is not a regular file");
-  return ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  // The lock ends with the process: without it the file is abandoned. Not every file system has
+  // locks; there nobody can take it either, and the file stays.
+  if (descriptor >= 0) ::flock(descriptor, LOCK_EX | LOCK_NB);
+  return descriptor;
 }
 
 }  // namespace
@@ -50,6 +60,19 @@ fs::path AtomicFile::target_of(const fs::path& path) {
     target = target.parent_path() / next;
   }
   return target;
+}
+
+bool AtomicFile::is_temporary_of(const fs::path& path, const fs::path& file) {
+  return file.filename().string().starts_with(temporary_stem(path));
+}
+
+bool AtomicFile::remove_abandoned(const fs::path& temporary) {
+  const int descriptor = ::open(temporary.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+  if (descriptor < 0) return false;
+  const bool is_abandoned = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  const bool is_removed = is_abandoned && ::unlink(temporary.c_str()) == 0;
+  ::close(descriptor);
+  return is_removed;
 }
 
 AtomicFile::AtomicFile(const fs::path& path)

@@ -15,6 +15,12 @@ class AtomicFile {
   /// exist, rather than the link.
   static std::filesystem::path target_of(const std::filesystem::path& path);
 
+  /// Whether `file` has a name that a temporary file for `path` gets: what a process leaves behind
+  /// that was killed.
+  static bool is_temporary_of(const std::filesystem::path& path, const std::filesystem::path& file);
+  /// Removes such a file unless a process still writes it; whether it is gone.
+  static bool remove_abandoned(const std::filesystem::path& temporary);
+
   /// Creates a temporary file beside the target. Throws io, also where the target exists and is no
   /// regular file: renaming would replace a device.
   explicit AtomicFile(const std::filesystem::path& path);

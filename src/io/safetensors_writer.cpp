@@ -21,9 +21,10 @@ std::int64_t bytes_of(const TensorEntry& tensor) {
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
-                                     std::span<const TensorEntry> tensors)
+                                     std::span<const TensorEntry> tensors, const Metadata& metadata)
     : file_(path), path_(path) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
   for (const TensorEntry& tensor : tensors) {
     const std::int64_t begin = missing_bytes_;
     missing_bytes_ = checked_add(begin, bytes_of(tensor));

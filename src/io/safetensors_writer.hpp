@@ -13,6 +13,7 @@
 
 #include "distmoe/tensor.hpp"
 #include "io/atomic_file.hpp"
+#include "io/safetensors.hpp"
 
 namespace distmoe {
 
@@ -27,7 +28,8 @@ class SafetensorsWriter {
  public:
   /// Opens a temporary file beside `path` and writes the header. The names are distinct, in UTF-8
   /// and not __metadata__. Throws io, invalid_argument where the bytes exceed 64 bits.
-  SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorEntry> tensors);
+  SafetensorsWriter(const std::filesystem::path& path, std::span<const TensorEntry> tensors,
+                    const Metadata& metadata = {});
 
   /// The next bytes of the tensors, which follow each other in the order of the header. Throws io.
   void append(std::span<const std::byte> bytes);

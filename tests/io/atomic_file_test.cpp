@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -14,6 +15,7 @@
 #include <iterator>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/expect_error.hpp"
 #include "io/temporary_directory.hpp"
@@ -129,6 +131,34 @@ TEST_F(AtomicFileTest, LeavesNothingBehindWhenTheDiskIsFull) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &saved), 0);
   std::signal(SIGXFSZ, saved_handler);
   EXPECT_EQ(testing::read_file(directory_ / "f"), "old");
+  EXPECT_EQ(num_entries(), 1);
+}
+
+TEST_F(AtomicFileTest, WhatAKilledProcessLeavesIsKnownAndRemoved) {
+  const fs::path target = directory_ / "f";
+  const auto left = [&] {
+    std::vector<fs::path> files;
+    for (const fs::directory_entry& entry : fs::directory_iterator(directory_.path())) {
+      files.push_back(entry.path());
+    }
+    return files;
+  };
+  const pid_t child = fork();
+  if (child == 0) {
+    AtomicFile file(target);
+    file.write(bytes_of("half"));
+    ::kill(getpid(), SIGKILL);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  ASSERT_EQ(left().size(), 1U);
+  EXPECT_TRUE(AtomicFile::is_temporary_of(target, left()[0]));
+  EXPECT_FALSE(AtomicFile::is_temporary_of(directory_ / "g", left()[0]));
+  EXPECT_FALSE(AtomicFile::is_temporary_of(target, target));
+  EXPECT_TRUE(AtomicFile::remove_abandoned(left()[0]));
+  EXPECT_EQ(num_entries(), 0);
+  AtomicFile live(target);
+  EXPECT_FALSE(AtomicFile::remove_abandoned(left()[0]));
+  live.commit();
   EXPECT_EQ(num_entries(), 1);
 }
 

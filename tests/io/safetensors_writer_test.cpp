@@ -47,6 +47,15 @@ TEST(SafetensorsWriter, WritesTheLayoutOfTheFormat) {
             std::string(reinterpret_cast<const char*>(kRows.data()), kRows.size()));
 }
 
+TEST(SafetensorsWriter, KeepsMetadata) {
+  const TemporaryDirectory directory;
+  const Metadata metadata{{"format", "pt"}, {"quoted \"key\"", "two\nlines"}};
+  SafetensorsWriter writer(directory / "f", kY, metadata);
+  writer.append(kRows);
+  writer.commit();
+  EXPECT_EQ(SafetensorsFile::open(directory / "f").metadata(), metadata);
+}
+
 TEST(SafetensorsWriter, ReadsBackWhatWasWritten) {
   const std::array<std::uint8_t, 3> bytes = {1, 2, 3};
   const std::array<std::uint16_t, 5> halves = {10, 20, 30, 40, 50};

@@ -36,13 +36,14 @@ OwnedTensor make_tensor(std::string name, DType dtype, std::vector<std::int64_t>
   return {std::move(name), dtype, std::move(shape), {bytes.begin(), bytes.end()}};
 }
 
-inline void write_tensors(const std::filesystem::path& path, std::span<const OwnedTensor> tensors) {
+inline void write_tensors(const std::filesystem::path& path, std::span<const OwnedTensor> tensors,
+                          const Metadata& metadata = {}) {
   std::vector<TensorEntry> entries;
   entries.reserve(tensors.size());
   for (const OwnedTensor& tensor : tensors) {
     entries.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
-  SafetensorsWriter writer(path, entries);
+  SafetensorsWriter writer(path, entries, metadata);
   for (const OwnedTensor& tensor : tensors) writer.append(tensor.data);
   writer.commit();
 }

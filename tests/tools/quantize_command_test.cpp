@@ -3,14 +3,17 @@
 // Invariant: `distmoe quantize` writes checkpoints that load back, bit for bit, as the quantisers'
 // codes of the source's BF16 weights, with every other tensor unchanged; what a format cannot hold
 // is refused with the values and leaves no checkpoint.
+#include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <utility>
 
 #include "command_testing.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
 #include "formats/nvfp4.hpp"
+#include "io/atomic_file.hpp"
 #include "io/checkpoint.hpp"
 #include "io/safetensors.hpp"
 #include "io/tiny_model.hpp"
@@ -39,16 +42,30 @@ class QuantizeCommand : public CommandTest {
         make_tensor("model.norm.weight", DType::kBF16, {3}, std::vector<std::uint16_t>{1, 2, 3}));
     std::filesystem::create_directories(file("source"));
     std::ofstream(file("source") / "config.json") << model.config(architecture, 1);
-    write_tensors(file("source") / "model.safetensors", tensors);
+    write_tensors(file("source") / "model.safetensors", tensors, {{"format", "pt"}, {"a", "b"}});
     return file("source");
   }
 
   CommandResult quantize(const std::string& format, const std::filesystem::path& output,
                          const Words& more = {}) {
-    Words words = {command_path(), "quantize", "--checkpoint", file("source").string(),
+    return quantize(file("source"), format, output, more);
+  }
+  CommandResult quantize(const std::filesystem::path& source, const std::string& format,
+                         const std::filesystem::path& output, const Words& more) {
+    Words words = {command_path(), "quantize", "--checkpoint", source.string(),
                    "--format",     format,     "--output",     output.string()};
     words.insert(words.end(), more.begin(), more.end());
     return run_words(words);
+  }
+  /// That a checkpoint of `format` in file(format) is written again with the same bytes.
+  void expect_kept(const std::string& format, int num_experts) {
+    const std::filesystem::path again = file(format + "-again");
+    const CommandResult result = quantize(file(format), format, again, {"--json"});
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    EXPECT_EQ(result.json()["kept_experts"], num_experts);
+    for (const char* name : {"model.safetensors", "config.json"}) {
+      EXPECT_TRUE(read_file(file(format) / name) == read_file(again / name)) << name;
+    }
   }
 };
 
@@ -144,7 +161,75 @@ TEST_F(QuantizeCommand, WritesWhatLoadsBackAsTheCodesOfTheSource) {
     ASSERT_NE(norm, nullptr);
     EXPECT_EQ(norm->describe(), "BF16 [3]");
     EXPECT_EQ(std::to_integer<int>(norm->data[4]), 3);
+    EXPECT_EQ(written.metadata(), (Metadata{{"format", "pt"}, {"a", "b"}}));
+    EXPECT_EQ(result.json()["kept_experts"], 0);
+    expect_kept(name, 3);
   }
+}
+
+/// Codes of another quantiser, whose scales ours would choose otherwise, and the scale of
+/// activations that came with them.
+TEST_F(QuantizeCommand, KeepsTheBytesOfExpertsThatAreOfTheFormat) {
+  std::vector<OwnedTensor> tensors = kModel.per_expert(0, TinyModel::projection_name);
+  write_source("Qwen3MoeForCausalLM", kModel, tensors);
+  ASSERT_EQ(quantize("nvfp4", file("first")).exit_code, 0);
+  const SafetensorsFile first = SafetensorsFile::open(file("first") / "model.safetensors");
+  std::vector<OwnedTensor> foreign;
+  for (const StoredTensor& tensor : first.tensors()) {
+    OwnedTensor own{
+        tensor.name, tensor.known_dtype(), tensor.shape, {tensor.data.begin(), tensor.data.end()}};
+    // E4M3 scales twice as large, factors of the gate unlike those of the up rows.
+    if (own.name.ends_with("weight_scale")) own.data[0] = std::byte{0x41};
+    if (own.name.ends_with("gate_proj.weight_scale_2")) own.data[0] ^= std::byte{1};
+    foreign.push_back(std::move(own));
+  }
+  for (std::int64_t expert = 0; expert < 3; ++expert) {
+    for (const int role : {TinyModel::kGate, TinyModel::kUp, TinyModel::kDown}) {
+      std::string name = TinyModel::projection_name(0, expert, role);
+      name.replace(name.rfind("weight"), 6, "input_scale");
+      foreign.push_back(make_tensor(name, DType::kF32, {},
+                                    std::vector<float>{static_cast<float>(expert + role) + 1}));
+    }
+  }
+  std::filesystem::create_directories(file("foreign"));
+  std::filesystem::copy(file("first") / "config.json", file("foreign") / "config.json");
+  write_tensors(file("foreign") / "model.safetensors", foreign);
+  const CommandResult result = quantize(file("foreign"), "nvfp4", file("kept"), {"--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.json()["kept_experts"], 3);
+  const SafetensorsFile kept = SafetensorsFile::open(file("kept") / "model.safetensors");
+  EXPECT_EQ(kept.tensors().size(), foreign.size());
+  for (const OwnedTensor& tensor : foreign) {
+    const StoredTensor* found = kept.find(tensor.name);
+    ASSERT_NE(found, nullptr) << tensor.name;
+    EXPECT_TRUE(std::ranges::equal(found->data, tensor.data)) << tensor.name;
+  }
+}
+
+TEST_F(QuantizeCommand, WritesWhereAKilledRunLeftSomething) {
+  write_source("Qwen3MoeForCausalLM", kModel, kModel.per_expert(0, TinyModel::projection_name));
+  const std::filesystem::path out = file("out");
+  std::filesystem::create_directories(out);
+  for (const char* name : {"config.json.partial-1f", "model.safetensors.partial-2e",
+                           "model.safetensors.partial-3d", "model.safetensors"}) {
+    std::ofstream(out / name) << "half";
+  }
+  {
+    // Somebody still writes: nothing of it may go.
+    const AtomicFile live(out / "model.safetensors");
+    const CommandResult refused = quantize("mxfp8", out);
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_NE(refused.error.find("another process"), std::string::npos) << refused.error;
+    EXPECT_TRUE(std::filesystem::exists(out / "model.safetensors"));
+  }
+  std::ofstream(out / "config.json.partial-1f") << "half";
+  ASSERT_EQ(quantize("mxfp8", out).exit_code, 0);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(out), {}), 2);
+  expect_quantised(Checkpoint::open(file("source")), Checkpoint::open(out), StoredFormat::kMxfp8);
+  // A folder with anything else is somebody's own.
+  std::ofstream(file("source") / "config.json.partial-1f") << "half";
+  EXPECT_EQ(quantize("mxfp8", file("source")).exit_code, 2);
+  EXPECT_TRUE(std::filesystem::exists(file("source") / "config.json.partial-1f"));
 }
 
 TEST_F(QuantizeCommand, KeepsTheNamesOfMixtralAndGptOss) {
@@ -166,6 +251,8 @@ TEST_F(QuantizeCommand, KeepsTheNamesOfMixtralAndGptOss) {
   const LoadedExperts before = source.load_experts(0, 1, 1);
   const LoadedExperts after = output.load_experts(0, 1, 1);
   EXPECT_EQ(std::memcmp(before.bias13.data(), after.bias13.data(), before.bias13.num_bytes()), 0);
+  std::filesystem::rename(file("gptoss"), file("mxfp4"));
+  expect_kept("mxfp4", 3);
 }
 
 TEST_F(QuantizeCommand, RefusesWhatTheFormatCannotHold) {
