@@ -82,3 +82,9 @@ def test_a_group_of_gpus_meets_over_gloo_and_asks_for_nccl(tmp_path):
     assert facts == [
         dict(device=rank + 4, timeout=7.0, rank=rank - 1, size=2, is_group=True) for rank in (1, 2)
     ]
+
+
+def test_a_rank_that_gives_up_tells_its_peers_why(tmp_path):
+    facts = facts_of_ranks("give_up_alone", tmp_path, size=3)
+    assert [fact["kind"] for fact in facts] == ["ClosedError"] * 3
+    assert all("gave up: out of luck, and so on" in fact["words"] for fact in facts)

@@ -146,6 +146,31 @@ def reach_nccl_from_a_subgroup() -> None:
         tell(**asked, is_group=isinstance(made, distmoe.torch.GroupCommunicator))
 
 
+def give_up_alone() -> None:
+    """Something that no refusal tells: a rank that leaves the group between calls."""
+    communicator = distmoe.torch.GroupCommunicator()
+    with distmoe.torch.create_context(train_config(), communicator, device="cpu") as context:
+        layer = Layer(context.config, seed=context.rank)
+        given = dict(**layer.inputs(), **layer.local(context), context=context)
+        distmoe.torch.routed_experts(**given)
+        if context.rank == 1:  # alive, but it will not come
+            communicator.abort("out of luck, " + "and so on " * 100)
+        for kind in (distmoe.PeerLostError, distmoe.ClosedError):
+            try:
+                distmoe.torch.routed_experts(**given)
+            except kind as error:
+                tell(kind=type(error).__name__, words=str(error))
+        leave_together()
+
+
+def leave_together() -> None:
+    """A rank that ends takes its connections along, and what it says last."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"done{dist.get_rank()}", "")
+    everyone = [f"done{rank}" for rank in range(dist.get_world_size())]
+    store.wait(everyone, timedelta(seconds=60))
+
+
 def lose_a_rank() -> None:
     config, store = train_config(timeout=2.0), dist.distributed_c10d._get_default_store()
     context = distmoe.torch.create_context(config, device="cpu")

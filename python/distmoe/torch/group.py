@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,12 @@ import distmoe
 
 # Keeps these messages apart from the caller's own between the same ranks.
 _TAG = 0x6D6F65
+# No length: the rank that sends it will not come any more.
+_GONE = -1
+_WORDS = 400  # bytes of the reason that follows
+
+if TYPE_CHECKING:  # a PyTorch without distributed has no Work
+    _Transfer = tuple[int, dist.Work]
 
 
 def _as_tensor(view: memoryview) -> torch.Tensor:
@@ -37,7 +44,9 @@ class GroupCommunicator(distmoe.Communicator):
             )
         self._group: dist.ProcessGroup = chosen
         self._rank, self._size = self._group.rank(), self._group.size()
+        self._peers = [peer for peer in range(self._size) if peer != self._rank]
         self._reason: str | None = None
+        self._last_words: object = None
 
     def rank(self) -> int:
         return self._rank
@@ -54,43 +63,76 @@ class GroupCommunicator(distmoe.Communicator):
         """Lengths cross first, so that ranks that disagree hear of it before a byte is lost."""
         sent, received = [_as_tensor(v) for v in send], [_as_tensor(v) for v in recv]
         received[self._rank].copy_(sent[self._rank])
-        lengths = torch.tensor([t.numel() for t in sent])
-        theirs = torch.empty(self._size, dtype=torch.int64)
-        self._exchange(list(lengths.split(1)), list(theirs.split(1)), timeout)
+        theirs = self._exchange_numbers([t.numel() for t in sent], timeout)
         for peer, place in enumerate(received):
-            if peer != self._rank and int(theirs[peer]) != place.numel():
+            if peer != self._rank and theirs[peer] != place.numel():
                 raise distmoe.PeerMismatchError(
-                    f"rank {peer} sends {int(theirs[peer])} bytes to rank {self._rank}, which"
+                    f"rank {peer} sends {theirs[peer]} bytes to rank {self._rank}, which"
                     f" expects {place.numel()}"
                 )
-        self._exchange(sent, received, timeout)
+        receiving, sending = self._start(sent, received)
+        self._wait(receiving + sending, timeout)
 
     def barrier(self, timeout: float) -> None:
-        nothing = [torch.zeros(1, dtype=torch.uint8) for _ in range(self._size)]
-        self._exchange(nothing, [torch.empty_like(t) for t in nothing], timeout)
+        self._exchange_numbers([0] * self._size, timeout)
 
     def abort(self, reason: str) -> None:
-        """Peers learn of it by their timeout: a group has no message for it."""
+        """Peers find no length, and the reason, where their next exchange begins."""
+        if self._reason is not None:
+            return
         self._reason = reason
+        gone = torch.tensor([_GONE])
+        words = torch.frombuffer(
+            bytearray(reason.encode()[:_WORDS].ljust(_WORDS)), dtype=torch.uint8
+        )
+        # Not waited for: a peer may never look. What is sent must live as long as that.
+        works = [(self._send(gone, peer), self._send(words, peer)) for peer in self._peers]
+        self._last_words = (gone, words, works)
 
-    def _exchange(
-        self, sent: list[torch.Tensor], received: list[torch.Tensor], timeout: float
-    ) -> None:
+    def _exchange_numbers(self, mine: list[int], timeout: float) -> list[int]:
+        """A number to every rank and from it, with which everything begins."""
+        theirs = torch.empty(self._size, dtype=torch.int64)
+        own = torch.tensor(mine)
+        receiving, sending = self._start(list(own.split(1)), list(theirs.split(1)))
+        self._wait(receiving, timeout)
+        for peer in self._peers:
+            if int(theirs[peer]) == _GONE:
+                # NOTE: gloo ends a send when the peer receives it, which that rank never will.
+                self._last_words = (own, sending)
+                self._reason = f"rank {peer} gave up: {self._words_of(peer, timeout)}"
+                raise distmoe.PeerLostError(self._reason)
+        self._wait(sending, timeout)
+        return theirs.tolist()
+
+    def _words_of(self, peer: int, timeout: float) -> str:
+        words = torch.empty(_WORDS, dtype=torch.uint8)
+        try:
+            self._wait([(peer, self._group.recv([words], peer, _TAG))], timeout)
+        except distmoe.PeerLostError:
+            return "it left before it had said why"
+        return bytes(words.tolist()).decode(errors="replace").rstrip()
+
+    def _send(self, tensor: torch.Tensor, peer: int) -> dist.Work:
+        return self._group.send([tensor], peer, _TAG)
+
+    def _start(
+        self, sent: list[torch.Tensor], received: list[torch.Tensor]
+    ) -> tuple[list[_Transfer], list[_Transfer]]:
         if self._reason is not None:
             raise distmoe.PeerLostError(f"this rank gave up: {self._reason}")
-        peers = [peer for peer in range(self._size) if peer != self._rank]
-        works = [
+        receiving = [
             (peer, self._group.recv([received[peer]], peer, _TAG))
-            for peer in peers
+            for peer in self._peers
             if received[peer].numel() > 0
         ]
-        works += [
-            (peer, self._group.send([sent[peer]], peer, _TAG))
-            for peer in peers
-            if sent[peer].numel() > 0
+        sending = [
+            (peer, self._send(sent[peer], peer)) for peer in self._peers if sent[peer].numel() > 0
         ]
+        return receiving, sending
+
+    def _wait(self, transfers: list[_Transfer], timeout: float) -> None:
         limit = timedelta(seconds=timeout)
-        for peer, work in works:
+        for peer, work in transfers:
             try:
                 work.wait(limit)
             except RuntimeError as error:
