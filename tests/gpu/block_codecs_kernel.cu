@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Invariant: the codecs and the rules of block scales are one source: a kernel quantises and decodes
-// a block of every format with them, as C++17 and without the compiler's leave to call what is the
-// host's. The compiler is the test; the asserted codes are those of docs/formats.md.
+// Invariant: the codecs and the rules of block scales are one source. A kernel quantises and
+// decodes a block of every format with them, as C++17 and without the compiler's leave to call what
+// is the host's. The compiler is the test; the asserted codes are those of docs/formats.md.
 #include "formats/block_scales.hpp"
 #include "formats/e5m2.hpp"
 
