@@ -68,6 +68,8 @@ ChildProcess::ChildProcess(const std::vector<std::string>& words,
   posix_spawn_file_actions_destroy(&actions);
   if (pipe[0] >= 0) close(pipe[0]);
   input_ = pipe[1];
+  // Only so has writing a deadline.
+  if (input_ >= 0) fcntl(input_, F_SETFL, O_NONBLOCK);
   if (problem == 0) return;
   close_files();
   throw_error(ErrorCode::kIo, concat("cannot start ", program_, ": ", std::strerror(problem)));
@@ -117,13 +119,19 @@ std::string ChildProcess::output_after(std::size_t begin) const {
   return text;
 }
 
-void ChildProcess::write_line(const std::string& line) {
+void ChildProcess::write_line(const std::string& line,
+                              std::chrono::steady_clock::time_point deadline) {
   const std::string text = line + '\n';
   for (std::size_t done = 0; done < text.size();) {
     const ssize_t count = write(input_, text.data() + done, text.size() - done);
-    DISTMOE_CHECK(count > 0 || errno == EINTR, kIo, program_,
+    DISTMOE_CHECK(count > 0 || errno == EINTR || errno == EAGAIN, kIo, program_,
                   " does not read: ", std::strerror(errno));
-    done += count > 0 ? static_cast<std::size_t>(count) : 0;
+    if (count > 0) {
+      done += static_cast<std::size_t>(count);
+    } else {
+      DISTMOE_CHECK(std::chrono::steady_clock::now() < deadline, kIo, program_, " does not read");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 }
 

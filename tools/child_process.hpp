@@ -30,8 +30,8 @@ class ChildProcess {
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
-  /// To its stdin, a pipe. Throws io where it does not read any more.
-  void write_line(const std::string& line);
+  /// To its stdin, a pipe. Throws io where it does not read any more, or not by `deadline`.
+  void write_line(const std::string& line, std::chrono::steady_clock::time_point deadline);
   /// The next line that it writes and that begins with `start`; others are passed over. Throws io,
   /// with the last words of the program, where there is none by `deadline` or it ends before.
   std::string read_line(const std::string& start, std::chrono::steady_clock::time_point deadline);

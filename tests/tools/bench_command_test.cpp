@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "command_testing.hpp"
 
@@ -57,7 +58,7 @@ TEST_F(BenchCommand, PrintsARowForEveryShapeAndNumberOfTokens) {
     EXPECT_EQ(row["rounds"], 2);
     for (const char* key :
          {"median_us", "p10_us", "p90_us", "tflops", "floor_us", "efficiency", "bound_us",
-          "bound_ratio", "dense_tflops", "copy_tb_s", "read_tb_s", "rel_l2"}) {
+          "bound_ratio", "dense_tflops", "copy_tb_s", "read_tb_s", "write_tb_s", "rel_l2"}) {
       ASSERT_TRUE(row[key].is_number()) << key << ": " << row;
       EXPECT_GT(row[key], 0.0) << key;
     }
@@ -65,7 +66,7 @@ TEST_F(BenchCommand, PrintsARowForEveryShapeAndNumberOfTokens) {
     EXPECT_LE(row["median_us"], row["p90_us"]);
     EXPECT_TRUE(row["link_gb_s"].is_null());
     EXPECT_EQ(row["repeat_bitwise_equal"], true);
-    EXPECT_EQ(row["dense_tflops"], rows[0]["dense_tflops"]);
+    EXPECT_EQ(row["date"], rows[0]["date"]);
     EXPECT_GT(row["plan_bytes"]["allocated"], 0);
     // What the harness adds is less than a hundredth of a row of 1 ms.
     EXPECT_GT(row["overhead_us"], 0.0);
@@ -183,6 +184,51 @@ TEST_F(BenchCommand, APeerIsTimedInTheSameRounds) {
   EXPECT_EQ(peer["name"], "torch loop");
   EXPECT_EQ(peer["median_us"], 1e6);
   EXPECT_GT(peer["ratio"], 1.0);
+}
+
+TEST_F(BenchCommand, APeerThatDoesNotAnswerIsLeftOutAfterTheTimeout) {
+  // It makes its layer and answers its first call, then no more.
+  std::ofstream(file("python"))
+      << "#!/bin/sh\necho '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\n"
+         "read -r line; echo '{\"ok\": true}'; read -r line; echo '{\"us\": 1}'; exec sleep 600\n";
+  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  // Nor does this one even begin.
+  std::ofstream(file("stuck")) << "#!/bin/sh\nexec sleep 600\n";
+  std::filesystem::permissions(file("stuck"), std::filesystem::perms::owner_all);
+  for (const char* name : {"python", "stuck"}) {
+    const auto rows = rows_of(bench({"--shape", "64,32,8,2", "--tokens", "4", "5", "--peers",
+                                     "--python", file(name), "--timeout", "0.5", "--json"}));
+    ASSERT_EQ(rows.size(), 2u);
+    EXPECT_EQ(rows[0]["peers"].size(), 0u);
+    EXPECT_EQ(rows[1]["peers"].size(), 0u);
+    EXPECT_NE(rows[0]["missing"].dump().find("does not answer"), std::string::npos)
+        << rows[0]["missing"];
+    EXPECT_NE(rows[0]["missing"].dump().find("(--timeout is 0.5 s)"), std::string::npos)
+        << rows[0]["missing"];
+  }
+}
+
+/// What ends a run keeps the rows before: they are out while later ones are still measured.
+TEST_F(BenchCommand, EveryRowIsPrintedAsSoonAsItIsMeasured) {
+  // A peer that keeps the second row waiting, once its layer is there.
+  std::ofstream(file("python"))
+      << "#!/bin/sh\necho '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\nn=0\n"
+         "while read -r line; do case $line in\n"
+         "*'\"time\",\"row\":1'*) n=$((n+1)); if [ $n -gt 1 ]; then exec sleep 600; fi;; esac\n"
+         "echo '{\"us\": 1}'; done\n";
+  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  const Process process(
+      {"env", "CUDA_VISIBLE_DEVICES=", command_path(), "bench", "--json", "--rounds", "2",
+       "--shape", "64,32,8,2", "--tokens", "4", "5", "--peers", "--python", file("python")},
+      folder_);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::string text;
+  while (text.find('\n') == std::string::npos && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    text = read_file(file("stdout"));
+  }
+  ASSERT_NE(text, "");
+  EXPECT_EQ(nlohmann::json::parse(text, nullptr, false)["tokens"], 4);
 }
 
 TEST_F(BenchCommand, APeerThatCannotDoTheRoutesIsLeftOutByName) {

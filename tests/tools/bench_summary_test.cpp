@@ -19,19 +19,25 @@ BenchCase sample_case() {
   return plan;
 }
 
-/// 1e14 FLOP/s, 1e12, 2e12 and 1e11 bytes/s.
-const CeilingSamples kSamples{{9e-8, 1e-8, 1e-9}, {1e-6}, {5e-7}, {1e-5}};
+/// 1e14 FLOP/s, 1e12, 2e12, 4e12 and 1e11 bytes/s.
+const CeilingSamples kSamples{{9e-8, 1e-8, 1e-8}, {1e-6}, {5e-7}, {2.5e-7}, {1e-5}};
 
-TEST(BenchSummary, RatesAreWorkPerSecondOfTheMedian) {
+TEST(BenchSummary, RatesAreWorkPerSecondOfTheFastestTenthOfTheRounds) {
+  Samples dense(11, 3e-8);
+  dense[4] = 1e-8;  // the fastest tenth ends here
+  dense[7] = 1e-9;
+  EXPECT_DOUBLE_EQ(rates_of({dense, {}, {}, {}, {}}).flops.value(), 1e14);
   const MachineRates rates = rates_of(kSamples);
   EXPECT_DOUBLE_EQ(rates.flops.value(), 1e14);
   const BenchCeilings ceilings = ceilings_of(rates);
   EXPECT_DOUBLE_EQ(ceilings.dense_tflops.value(), 100);
   EXPECT_DOUBLE_EQ(ceilings.copy_tb_s.value(), 1);
   EXPECT_DOUBLE_EQ(ceilings.read_tb_s.value(), 2);
+  EXPECT_DOUBLE_EQ(ceilings.write_tb_s.value(), 4);
   EXPECT_DOUBLE_EQ(ceilings.link_gb_s.value(), 100);
-  const MachineRates none = rates_of({{0, 0}, {}, {0}, {0, 0, 0}});
-  EXPECT_FALSE(none.flops || none.copied_bytes || none.read_bytes || none.link_bytes);
+  const MachineRates none = rates_of({{0, 0}, {}, {0}, {}, {0, 0, 0}});
+  EXPECT_FALSE(none.flops || none.copied_bytes || none.read_bytes || none.written_bytes ||
+               none.link_bytes);
 }
 
 TEST(BenchSummary, ARowHasTheRateFloorAndBoundOfItsRank) {
@@ -51,6 +57,20 @@ TEST(BenchSummary, ARowHasTheRateFloorAndBoundOfItsRank) {
   EXPECT_DOUBLE_EQ(shared.tflops.value(), 80);
   EXPECT_DOUBLE_EQ(shared.floor_us.value(), 80);
   EXPECT_DOUBLE_EQ(shared.bound_us.value(), 160);
+}
+
+/// Else a row whose own products run faster than the large one would beat its floor.
+TEST(BenchSummary, ABoundThatIsFasterThanTheLargeProductIsTheCeilingOfItsRow) {
+  const RowSamples samples{{36}, {8e-9}};
+  const BenchRow row =
+      summarize_row(sample_case(), BenchMode::kForward, samples, {}, rates_of(kSamples), 1);
+  EXPECT_DOUBLE_EQ(row.floor_us.value(), 32);
+  EXPECT_DOUBLE_EQ(row.ceilings.dense_tflops.value(), 100);
+  const RowSamples alone{{36}, {0}};
+  EXPECT_DOUBLE_EQ(
+      summarize_row(sample_case(), BenchMode::kForward, alone, {}, rates_of(kSamples), 1)
+          .floor_us.value(),
+      40);
 }
 
 TEST(BenchSummary, RatiosAreOfSamplesOfOneRound) {
@@ -80,7 +100,7 @@ TEST(BenchSummary, StepsWithoutProductsHaveNoRate) {
       summarize_row(sample_case(), BenchMode::kCombine, samples, {}, rates_of(kSamples), 1);
   EXPECT_FALSE(combine.tflops);
   EXPECT_FALSE(combine.bound_us);
-  EXPECT_DOUBLE_EQ(combine.floor_us.value(), 3);
+  EXPECT_DOUBLE_EQ(combine.floor_us.value(), 1.5);  // results are read
   const BenchRow dispatch =
       summarize_row(sample_case(), BenchMode::kDispatch, samples, {}, rates_of(kSamples), 1);
   EXPECT_FALSE(dispatch.tflops || dispatch.floor_us || dispatch.efficiency());

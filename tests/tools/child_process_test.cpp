@@ -48,10 +48,22 @@ TEST(ChildProcess, AnswersLineByLine) {
                        {}, ChildInput::kPipe);
   const auto deadline = steady_clock::now() + seconds(60);
   for (const std::string word : {"one", "two"}) {
-    process.write_line(word);
+    process.write_line(word, deadline);
     EXPECT_EQ(process.read_line("= ", deadline), "= " + word);
   }
   EXPECT_EQ(process.wait(deadline).exit_code, 0);
+}
+
+TEST(ChildProcess, WritingToWhatDoesNotReadEndsAtItsDeadline) {
+  ChildProcess process({"sleep", "600"}, {}, ChildInput::kPipe);
+  const std::string more_than_a_pipe_holds(std::size_t{4} << 20, 'x');
+  try {
+    process.write_line(more_than_a_pipe_holds, steady_clock::now() + std::chrono::milliseconds(50));
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_STREQ(error.what(), "sleep does not read");
+  }
 }
 
 TEST(ChildProcess, AnEndInPlaceOfAnAnswerIsAnErrorWithItsLastWords) {

@@ -28,14 +28,15 @@ std::string sample_lines() {
   report.date = "2026-11-30T18:00:00Z";
   report.command = "distmoe bench";
   report.missing = {"link: none"};
-  report.ceilings.dense_tflops = 0.25;
-  report.overhead_us = 0.5;
+  report.tolerance = 0.12;
   BenchRow row;
   row.shape.name = "A";
   row.shape.hidden_dim = 64;
   row.shape.top_k = 2;
   row.experts = 8;
   row.tokens = 64;
+  row.ceilings.dense_tflops = 0.25;
+  row.overhead_us = 0.5;
   row.us = {.median = 200, .p10 = 190, .p90 = 215};
   row.tflops = 0.125;
   row.floor_us = 150;
@@ -47,8 +48,7 @@ std::string sample_lines() {
   row.plan.control_bytes = 128;
   row.plan.allocated_bytes = 4096;
   row.rel_l2 = 0.003;
-  report.rows = {row, row};
-  return json_of(report);
+  return json_of(report, row) + json_of(report, row);
 }
 
 std::string refusal_of(const std::string& text) {

@@ -21,6 +21,8 @@ TEST(Traffic, OfOneRankCrossesNoLink) {
   EXPECT_EQ(traffic.weight_bytes, 3 * kExpertBytes);
   EXPECT_EQ(traffic.link_bytes, 0.0);
   EXPECT_EQ(traffic.combine_bytes, (5 + 2) * kD * 2);
+  EXPECT_EQ(traffic.output_bytes, 2 * kD * 2);
+  EXPECT_EQ(traffic.gradient_bytes, 0.0);
   EXPECT_EQ(traffic.rows, 5);
 }
 
@@ -67,6 +69,7 @@ TEST(Traffic, OfATrainingStepIsThatOfForwardAndBackward) {
   const CallTraffic step = count_training_traffic(kShape, ranks, Combine::kPerRoute);
   EXPECT_EQ(step.flops, 3 * forward.flops);
   EXPECT_EQ(step.weight_bytes, 3 * 2 * kExpertBytes);
+  EXPECT_EQ(step.gradient_bytes, 2 * kExpertBytes);
   EXPECT_EQ(step.link_bytes, 2 * 3 * kD * 2);
   EXPECT_EQ(step.rows, forward.rows);
   // A backward returns a row for every route, whatever the combine.
@@ -96,24 +99,48 @@ TEST(Traffic, LowPrecisionsReadAndSendTheirCodes) {
   const CallTraffic step =
       count_training_traffic(shape, ranks, Combine::kPerRoute, Precision::kMXFP8);
   EXPECT_EQ(step.weight_bytes, 2 * (kElements + kElements / 1024) + kElements * 2);
+  EXPECT_EQ(step.gradient_bytes, kElements * 2);
   EXPECT_EQ(step.dispatch_bytes, 64 * 2);
 }
 
 TEST(Floor, IsTheLargestOfComputeWeightsAndLink) {
   CallTraffic traffic{
       .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};
-  MachineRates rates{.flops = 100, .copied_bytes = 100, .read_bytes = 100, .link_bytes = 100};
+  MachineRates rates{.flops = 100, .copied_bytes = 50, .read_bytes = 100, .link_bytes = 100};
   EXPECT_DOUBLE_EQ(products_floor_us(traffic, rates).value(), 3e6);
   rates.link_bytes = 1000;
   EXPECT_DOUBLE_EQ(products_floor_us(traffic, rates).value(), 2e6);
-  rates.copied_bytes = 1000;
+  rates.read_bytes = 1000;
   EXPECT_DOUBLE_EQ(products_floor_us(traffic, rates).value(), 1e6);
-  EXPECT_DOUBLE_EQ(combine_floor_us(traffic, rates).value(), 50e3);
+}
+
+TEST(Floor, OfMemoryIsAtTheRateOfWhatIsDoneToIt) {
+  const MachineRates rates{.copied_bytes = 100, .read_bytes = 200, .written_bytes = 50};
+  EXPECT_DOUBLE_EQ(memory_floor_us(400, 0, rates).value(), 2e6);  // not 4: a copy also writes
+  EXPECT_DOUBLE_EQ(memory_floor_us(0, 400, rates).value(), 8e6);
+  EXPECT_DOUBLE_EQ(memory_floor_us(400, 200, rates).value(), 4e6);
+  // At once or one after the other: all bytes at the fastest rate is what no mix can beat.
+  EXPECT_DOUBLE_EQ(
+      memory_floor_us(400, 200, {.copied_bytes = 300, .read_bytes = 250, .written_bytes = 250})
+          .value(),
+      2e6);
+  EXPECT_DOUBLE_EQ(memory_floor_us(400, 0, {.read_bytes = 200}).value(), 2e6);
+  EXPECT_FALSE(memory_floor_us(400, 1, {.read_bytes = 200}));
+  EXPECT_FALSE(memory_floor_us(1, 400, {.copied_bytes = 100, .written_bytes = 50}));
+}
+
+TEST(Floor, GradientsAndOutputsAreWritten) {
+  const MachineRates rates{
+      .flops = 1e9, .copied_bytes = 100, .read_bytes = 100, .written_bytes = 10};
+  EXPECT_DOUBLE_EQ(
+      products_floor_us({.flops = 1, .weight_bytes = 300, .gradient_bytes = 100}, rates).value(),
+      10e6);
+  EXPECT_DOUBLE_EQ(combine_floor_us({.combine_bytes = 50, .output_bytes = 10}, rates).value(), 1e6);
 }
 
 TEST(Floor, OfAnExchangeIsTheLinkAndThenTheSum) {
   const CallTraffic traffic{.dispatch_bytes = 20, .return_bytes = 60, .combine_bytes = 50};
-  const MachineRates rates{.flops = {}, .copied_bytes = 100, .read_bytes = {}, .link_bytes = 10};
+  const MachineRates rates{.read_bytes = 100, .link_bytes = 10};
   EXPECT_DOUBLE_EQ(exchange_dispatch_floor_us(traffic, rates).value(), 2e6);
   EXPECT_DOUBLE_EQ(exchange_combine_floor_us(traffic, rates).value(), 6.5e6);
   EXPECT_FALSE(exchange_dispatch_floor_us({}, rates));
@@ -124,13 +151,9 @@ TEST(Floor, OfAnExchangeIsTheLinkAndThenTheSum) {
 TEST(Floor, NeedsComputeAndMemoryRatesButNoLink) {
   const CallTraffic traffic{
       .flops = 100, .weight_bytes = 200, .link_bytes = 300, .combine_bytes = 50, .rows = 1};
-  EXPECT_DOUBLE_EQ(
-      products_floor_us(traffic,
-                        {.flops = 100, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}})
-          .value(),
-      2e6);
-  EXPECT_FALSE(products_floor_us(
-      traffic, {.flops = {}, .copied_bytes = 100, .read_bytes = {}, .link_bytes = {}}));
+  EXPECT_DOUBLE_EQ(products_floor_us(traffic, {.flops = 100, .read_bytes = 100}).value(), 2e6);
+  EXPECT_FALSE(products_floor_us(traffic, {.read_bytes = 100}));
+  EXPECT_FALSE(products_floor_us(traffic, {.flops = 100, .copied_bytes = 100}));
   EXPECT_FALSE(combine_floor_us(traffic, {}));
 }
 

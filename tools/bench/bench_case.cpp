@@ -35,9 +35,10 @@ double capacity_factor(const BenchCase& row) {
 }
 
 /// What a case has of the mean of its sets.
-constexpr std::array kMeans = {&CallTraffic::flops,        &CallTraffic::weight_bytes,
-                               &CallTraffic::link_bytes,   &CallTraffic::dispatch_bytes,
-                               &CallTraffic::return_bytes, &CallTraffic::combine_bytes};
+constexpr std::array kMeans = {&CallTraffic::flops,          &CallTraffic::weight_bytes,
+                               &CallTraffic::gradient_bytes, &CallTraffic::link_bytes,
+                               &CallTraffic::dispatch_bytes, &CallTraffic::return_bytes,
+                               &CallTraffic::combine_bytes,  &CallTraffic::output_bytes};
 
 class CaseBuilder {
  public:

@@ -105,9 +105,11 @@ class BenchDevice {
   /// Empty, with a reason in `why_not`, where this machine has no fast library.
   virtual std::optional<Ceiling> dense_product(std::string& why_not) = 0;
   virtual std::optional<Ceiling> dense_layer(const DenseLayer& layer, std::string& why_not) = 0;
-  /// Bytes read and bytes written, added.
+  /// Of memory, whose ceilings share what they read and what they write. Of a copy: bytes read and
+  /// bytes written, added.
   virtual Ceiling memory_copy() = 0;
   virtual Ceiling memory_read() = 0;
+  virtual Ceiling memory_write() = 0;
   /// Collective, for workloads of `readers`, ranks of different devices in ascending order: each
   /// reads from another one's memory while its own is read. Empty on every rank, with a reason,
   /// where there is no such link.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench_report.hpp"
 
+#include <algorithm>
 #include <array>
 #include <ctime>
 #include <iomanip>
@@ -72,7 +73,7 @@ Json json_of_call(const BenchReport& report, const BenchRow& row) {
   };
 }
 
-Json json_of(const BenchReport& report, const BenchRow& row) {
+Json object_of(const BenchReport& report, const BenchRow& row) {
   Json object = json_of_call(report, row);
   object.update({
       {"median_us", row.us.median},
@@ -92,14 +93,17 @@ Json json_of(const BenchReport& report, const BenchRow& row) {
       {"peers", json_of(row.peers)},
       {"flops", row.traffic.flops},
       {"weight_bytes", row.traffic.weight_bytes},
+      {"gradient_bytes", row.traffic.gradient_bytes},
       {"link_bytes", row.traffic.link_bytes},
       {"plan_bytes", json_of(row.plan)},
-      {"dense_tflops", number_or_null(report.ceilings.dense_tflops)},
-      {"copy_tb_s", number_or_null(report.ceilings.copy_tb_s)},
-      {"read_tb_s", number_or_null(report.ceilings.read_tb_s)},
-      {"link_gb_s", number_or_null(report.ceilings.link_gb_s)},
-      {"overhead_us", report.overhead_us},
+      {"dense_tflops", number_or_null(row.ceilings.dense_tflops)},
+      {"copy_tb_s", number_or_null(row.ceilings.copy_tb_s)},
+      {"read_tb_s", number_or_null(row.ceilings.read_tb_s)},
+      {"write_tb_s", number_or_null(row.ceilings.write_tb_s)},
+      {"link_gb_s", number_or_null(row.ceilings.link_gb_s)},
+      {"overhead_us", row.overhead_us},
       {"rel_l2", row.rel_l2},
+      {"tolerance", report.tolerance},
       {"repeat_bitwise_equal", row.is_bitwise_repeatable},
       {"machine", report.machine},
       {"torch", report.torch.empty() ? Json(nullptr) : Json(report.torch)},
@@ -145,6 +149,28 @@ void add_details(std::ostringstream& text, const BenchRow& row) {
          << std::setw(kColumns[0].width) << "" << std::setw(kColumns[1].width)
          << number_text(step.us, 1) << '\n';
   }
+}
+
+/// Of the rounds of all rows: "0.424", or "0.424 to 0.441"; "-" where none has it.
+std::string range_text(const BenchReport& report, std::optional<double> BenchCeilings::*rate,
+                       int digits) {
+  std::optional<double> least;
+  std::optional<double> most;
+  for (const BenchRow& row : report.rows) {
+    const std::optional<double>& value = row.ceilings.*rate;
+    if (!value) continue;
+    least = std::min(least.value_or(*value), *value);
+    most = std::max(most.value_or(*value), *value);
+  }
+  const std::string low = number_or_dash(least, digits);
+  const std::string high = number_or_dash(most, digits);
+  return low == high ? low : concat(low, " to ", high);
+}
+
+double largest_overhead_us(const BenchReport& report) {
+  double largest = 0.0;
+  for (const BenchRow& row : report.rows) largest = std::max(largest, row.overhead_us);
+  return largest;
 }
 
 /// NaN is outside too.
@@ -202,13 +228,9 @@ BenchReport report_of(const BenchOptions& options, int num_ranks) {
   return report;
 }
 
-std::string json_of(const BenchReport& report) {
-  std::string text;
-  for (const BenchRow& row : report.rows) {
-    // NOTE: the path of a captured routing need not be UTF-8.
-    text += json_of(report, row).dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
-  }
-  return text;
+std::string json_of(const BenchReport& report, const BenchRow& row) {
+  // NOTE: the path of a captured routing need not be UTF-8.
+  return object_of(report, row).dump(-1, ' ', false, Json::error_handler_t::replace) + '\n';
 }
 
 std::string text_of(const BenchReport& report) {
@@ -220,11 +242,12 @@ std::string text_of(const BenchReport& report) {
        << (report.graph ? "CUDA graph, " : "") << "routing " << report.routing << ", "
        << report.rounds << " rounds\n"
        << report.machine << '\n'
-       << "ceilings: dense " << number_or_dash(report.ceilings.dense_tflops, 2) << " TFLOP/s, copy "
-       << number_or_dash(report.ceilings.copy_tb_s, 3) << " TB/s, read "
-       << number_or_dash(report.ceilings.read_tb_s, 3) << " TB/s, link "
-       << number_or_dash(report.ceilings.link_gb_s, 1) << " GB/s each way\n"
-       << "a measurement of nothing takes " << number_text(report.overhead_us, 2) << " us"
+       << "ceilings: dense " << range_text(report, &BenchCeilings::dense_tflops, 2)
+       << " TFLOP/s, copy " << range_text(report, &BenchCeilings::copy_tb_s, 3) << " TB/s, read "
+       << range_text(report, &BenchCeilings::read_tb_s, 3) << " TB/s, write "
+       << range_text(report, &BenchCeilings::write_tb_s, 3) << " TB/s, link "
+       << range_text(report, &BenchCeilings::link_gb_s, 1) << " GB/s each way\n"
+       << "a measurement of nothing takes " << number_text(largest_overhead_us(report), 2) << " us"
        << (report.torch.empty() ? "" : "; peers: " + report.torch) << '\n';
   for (const std::string& missing : report.missing) text << "not measured: " << missing << '\n';
   text << '\n';

@@ -17,11 +17,12 @@
 
 namespace distmoe::tools {
 
-/// Medians of one run, of the slowest rank. Empty: not measured here.
+/// Rates of the rounds of one row, of the slowest rank. Empty: not measured here.
 struct BenchCeilings {
   std::optional<double> dense_tflops;
   std::optional<double> copy_tb_s;
   std::optional<double> read_tb_s;
+  std::optional<double> write_tb_s;
   std::optional<double> link_gb_s;
 };
 
@@ -49,6 +50,8 @@ struct BenchRow {
   std::int64_t experts = 0;  ///< of the group
   Spread us;                 ///< of the slowest rank of each round
   CallTraffic traffic;
+  BenchCeilings ceilings;
+  double overhead_us = 0.0;  ///< a measurement of nothing
   std::optional<double> tflops;
   std::optional<double> bound_us;
   std::optional<double> bound_ratio;  ///< median over the rounds of the time / the bound
@@ -85,17 +88,16 @@ struct BenchReport {
   std::string command;               ///< that repeats it
   std::string machine;               ///< processor or device
   std::string torch;                 ///< its version; empty where it is no peer
-  double overhead_us = 0.0;          ///< a measurement of nothing
   std::vector<std::string> missing;  ///< what could not be measured, and why
-  BenchCeilings ceilings;
   std::vector<BenchRow> rows;
 };
 
 /// What the options and the present moment say.
 BenchReport report_of(const BenchOptions& options, int num_ranks);
 
-/// One object a line, with the documented keys in their order.
-std::string json_of(const BenchReport& report);
+/// One object in a line, with the documented keys in their order; ends with a newline. `row` need
+/// not be one of the report's.
+std::string json_of(const BenchReport& report, const BenchRow& row);
 /// For people.
 std::string text_of(const BenchReport& report);
 

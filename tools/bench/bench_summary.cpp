@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/bench_summary.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <optional>
 
@@ -10,9 +11,18 @@ namespace {
 constexpr double kMicroseconds = 1e6;
 
 /// Work per second of samples in microseconds per unit of work.
-std::optional<double> rate_of(const Samples& us_per_unit) {
-  const double median = spread_of(us_per_unit).median;
-  return median > 0.0 ? std::optional(kMicroseconds / median) : std::nullopt;
+std::optional<double> rate_at(double us_per_unit) {
+  return us_per_unit > 0.0 ? std::optional(kMicroseconds / us_per_unit) : std::nullopt;
+}
+std::optional<double> median_rate_of(const Samples& us_per_unit) {
+  return rate_at(spread_of(us_per_unit).median);
+}
+std::optional<double> best_rate_of(const Samples& us_per_unit) {
+  return rate_at(spread_of(us_per_unit).p10);
+}
+
+std::optional<double> larger(const std::optional<double>& one, const std::optional<double>& other) {
+  return one && other ? std::max(one, other) : one;
 }
 
 std::optional<double> scaled(const std::optional<double>& value, double factor) {
@@ -31,31 +41,34 @@ std::optional<double> ratio_of(const Samples& samples, const Samples& divisors) 
 }
 
 MachineRates rates_of(const CeilingSamples& samples) {
-  return {rate_of(samples.dense), rate_of(samples.copy), rate_of(samples.read),
-          rate_of(samples.link)};
+  return {best_rate_of(samples.dense), best_rate_of(samples.copy), best_rate_of(samples.read),
+          best_rate_of(samples.write), best_rate_of(samples.link)};
 }
 
 BenchCeilings ceilings_of(const MachineRates& rates) {
   return {.dense_tflops = scaled(rates.flops, 1e-12),
           .copy_tb_s = scaled(rates.copied_bytes, 1e-12),
           .read_tb_s = scaled(rates.read_bytes, 1e-12),
+          .write_tb_s = scaled(rates.written_bytes, 1e-12),
           .link_gb_s = scaled(rates.link_bytes, 1e-9)};
 }
 
 BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& samples,
                        const CallCheck& check, const MachineRates& rates, int ranks_per_device) {
   const double share = 1.0 / ranks_per_device;
-  const MachineRates own{scaled(rates.flops, share), scaled(rates.copied_bytes, share),
-                         scaled(rates.read_bytes, share), scaled(rates.link_bytes, share)};
+  const MachineRates own{scaled(larger(rates.flops, best_rate_of(samples.bound)), share),
+                         scaled(rates.copied_bytes, share), scaled(rates.read_bytes, share),
+                         scaled(rates.written_bytes, share), scaled(rates.link_bytes, share)};
   BenchRow row;
   row.shape = plan.shape;
   row.tokens = plan.num_tokens;
   row.experts = plan.config.num_experts;
   row.us = spread_of(samples.us);
   row.traffic = plan.traffic;
+  row.ceilings = ceilings_of(rates);
   row.rel_l2 = check.rel_l2();
   row.is_bitwise_repeatable = check.is_equal;
-  if (const auto bound = scaled(rate_of(samples.bound), share)) {
+  if (const auto bound = scaled(median_rate_of(samples.bound), share)) {
     row.bound_us = plan.traffic.flops / *bound * kMicroseconds;
     // Samples of the bound are per floating-point operation.
     row.bound_ratio = scaled(ratio_of(samples.us, samples.bound), share / plan.traffic.flops);

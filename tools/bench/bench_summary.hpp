@@ -21,6 +21,7 @@ struct CeilingSamples {
   Samples dense;  ///< per floating-point operation
   Samples copy;   ///< per byte
   Samples read;
+  Samples write;
   Samples link;
 };
 
@@ -38,11 +39,13 @@ struct RowSamples {
 /// divisor is 0.
 std::optional<double> ratio_of(const Samples& samples, const Samples& divisors);
 
-/// Of a whole device or machine.
+/// Of a whole device or machine, in the fastest tenth of the rounds: what it can do, however busy
+/// it was in others.
 MachineRates rates_of(const CeilingSamples& samples);
 BenchCeilings ceilings_of(const MachineRates& rates);
 
-/// `ranks_per_device` ranks share the rates. Steps and peers get no names.
+/// `ranks_per_device` ranks share the rates. A dense product of the row's own FLOPs that is faster
+/// than the large one is the ceiling of its floor. Steps and peers get no names.
 BenchRow summarize_row(const BenchCase& plan, BenchMode mode, const RowSamples& samples,
                        const CallCheck& check, const MachineRates& rates, int ranks_per_device);
 

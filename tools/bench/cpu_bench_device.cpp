@@ -5,7 +5,6 @@
 #include <array>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <vector>
 
 #include "backend/cpu/matmul.hpp"
@@ -13,6 +12,7 @@
 #include "bench/bench_device.hpp"
 #include "bench/onednn_product.hpp"
 #include "bench/random_values.hpp"
+#include "bench/read_streams.hpp"
 #include "core/check.hpp"
 #include "io/tensor_storage.hpp"
 #include "machine.hpp"
@@ -80,6 +80,7 @@ class CpuBenchDevice final : public BenchDevice {
   }
   Ceiling memory_copy() override;
   Ceiling memory_read() override;
+  Ceiling memory_write() override;
   std::optional<Ceiling> link_read(RankGroup& /*group*/, std::span<const int> /*readers*/,
                                    std::string& why_not) override {
     why_not = "the link: ranks on the CPU exchange bytes through their engine";
@@ -108,12 +109,19 @@ class CpuBenchDevice final : public BenchDevice {
     }
     return stream_source_;
   }
+  std::byte* stream_target() {
+    if (stream_target_ == nullptr) {
+      stream_target_ = static_cast<std::byte*>(allocate(stream_bytes()));
+    }
+    return stream_target_;
+  }
   Ceiling over_shares(std::function<void(std::size_t begin, std::size_t count)> body,
                       double bytes_moved_per_byte);
 
   CoreShare cores_ = cores_of_this_process();
   std::vector<TensorStorage> storage_;
   std::byte* stream_source_ = nullptr;
+  std::byte* stream_target_ = nullptr;
   std::array<Clock::time_point, kNumTimeMarks> marks_{};
   std::unique_ptr<cpu::ThreadPool> pool_;  ///< for ceilings: all cores
 };
@@ -151,7 +159,7 @@ Ceiling CpuBenchDevice::over_shares(std::function<void(std::size_t, std::size_t)
 
 Ceiling CpuBenchDevice::memory_copy() {
   const std::byte* from = stream_source();
-  auto* to = static_cast<std::byte*>(allocate(stream_bytes()));
+  std::byte* to = stream_target();
   return over_shares(
       [from, to](std::size_t begin, std::size_t count) {
         std::memcpy(to + begin, from + begin, count);
@@ -163,11 +171,16 @@ Ceiling CpuBenchDevice::memory_read() {
   const std::byte* data = stream_source();
   return over_shares(
       [data](std::size_t begin, std::size_t count) {
-        const auto* words = reinterpret_cast<const std::uint64_t*>(data + begin / 8 * 8);
-        volatile std::uint64_t sum = std::accumulate(words, words + count / 8, std::uint64_t{0});
-        static_cast<void>(sum);
+        volatile std::uint64_t folded = read_streams(data + begin, count);
+        static_cast<void>(folded);
       },
       1.0);
+}
+
+Ceiling CpuBenchDevice::memory_write() {
+  std::byte* to = stream_target();
+  return over_shares(
+      [to](std::size_t begin, std::size_t count) { std::memset(to + begin, 0x5A, count); }, 1.0);
 }
 
 }  // namespace

@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// torch.compile may take minutes for the first call.
-constexpr std::chrono::seconds kAnswerLimit{600};
 /// Sets of tokens that a layer takes in turn.
 constexpr std::size_t kSets = 2;
 
@@ -28,7 +26,9 @@ Json parse_answer(const std::string& line) {
 
 }  // namespace
 
-TorchPeers::TorchPeers(const std::string& python, BackendKind backend, int num_threads) {
+TorchPeers::TorchPeers(const std::string& python, BackendKind backend, int num_threads,
+                       std::chrono::milliseconds timeout)
+    : timeout_(timeout) {
   const std::string where = backend == BackendKind::kCpu ? std::to_string(num_threads) : "0";
   process_ = std::make_unique<ChildProcess>(
       std::vector<std::string>{python, "-c", kTorchPeersScript, to_string(backend), where},
@@ -40,8 +40,15 @@ TorchPeers::TorchPeers(const std::string& python, BackendKind backend, int num_t
 }
 
 std::string TorchPeers::ask(const std::string& request) {
-  if (!request.empty()) process_->write_line(request);
-  return process_->read_line("{", std::chrono::steady_clock::now() + kAnswerLimit);
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  try {
+    if (!request.empty()) process_->write_line(request, deadline);
+    return process_->read_line("{", deadline);
+  } catch (const Error& error) {
+    if (std::chrono::steady_clock::now() < deadline) throw;
+    throw_error(error.code(), concat(error.what(), " (--timeout is ",
+                                     static_cast<double>(timeout_.count()) * 1e-3, " s)"));
+  }
 }
 
 void TorchPeers::add_layer(std::size_t row, const BenchCase& plan, bool trains) {

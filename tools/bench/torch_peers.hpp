@@ -4,6 +4,7 @@
 // layers and times them when it is asked (bench/torch_peers.py, which this program carries).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -18,8 +19,10 @@ namespace distmoe::tools {
 class TorchPeers {
  public:
   /// Starts `python` with PyTorch on `backend`, on all cores that `num_threads` says or on the
-  /// first GPU. Throws unsupported with the reason where that does not work.
-  TorchPeers(const std::string& python, BackendKind backend, int num_threads);
+  /// first GPU. Throws unsupported with the reason where that does not work, and io where it, or
+  /// any answer later, takes longer than `timeout`.
+  TorchPeers(const std::string& python, BackendKind backend, int num_threads,
+             std::chrono::milliseconds timeout);
 
   /// "PyTorch 2.13.0".
   const std::string& version() const { return version_; }
@@ -35,6 +38,7 @@ class TorchPeers {
  private:
   std::string ask(const std::string& request);
 
+  std::chrono::milliseconds timeout_;
   std::unique_ptr<ChildProcess> process_;
   std::string version_;
   std::vector<std::string> names_;

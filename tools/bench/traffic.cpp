@@ -102,12 +102,17 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
   LinkCount link(shape, combine, precision, traffic);
   std::int64_t num_routes = 0;  // of the rank that brings most
   std::int64_t num_combined_rows = 0;
+  std::int64_t num_combined_tokens = 0;
   for (std::size_t owner = 0; owner < ranks.size(); ++owner) {
     const std::vector<std::int32_t>& ids = ranks[owner].ids;
     // A disabled route is no work.
     const std::int64_t own_routes = std::ranges::count_if(ids, [](auto id) { return id >= 0; });
     num_routes = std::max(num_routes, own_routes);
-    num_combined_rows = std::max(num_combined_rows, own_routes + std::ssize(ids) / shape.top_k);
+    const std::int64_t own_tokens = std::ssize(ids) / shape.top_k;
+    if (own_routes + own_tokens > num_combined_rows) {
+      num_combined_rows = own_routes + own_tokens;
+      num_combined_tokens = own_tokens;
+    }
     for (auto row = ids.begin(); row != ids.end(); row += shape.top_k) {
       std::ranges::fill(routes_to, 0);
       for (auto id = row; id != row + shape.top_k; ++id) {
@@ -131,6 +136,7 @@ CallTraffic count_traffic(const BenchShape& shape, std::span<const RoutedTokens>
   CallTraffic call;
   call.flops = 2.0 * static_cast<double>(num_routes) * expert_elements(shape);
   call.combine_bytes = static_cast<double>(num_combined_rows) * token_bytes;
+  call.output_bytes = static_cast<double>(num_combined_tokens) * token_bytes;
   for (const RankTraffic& rank : traffic) {
     call.weight_bytes =
         std::max(call.weight_bytes, static_cast<double>(rank.active_experts) * expert_bytes);
@@ -150,15 +156,29 @@ CallTraffic count_training_traffic(const BenchShape& shape, std::span<const Rout
   const CallTraffic backward =
       combine == Combine::kPerRoute ? both : count_traffic(shape, ranks, Combine::kPerRoute);
   both.flops *= 3;
+  both.gradient_bytes = both.weight_bytes;
   both.weight_bytes *= (2.0 * weight_element_bytes(precision, true) + kBF16Bytes) / kBF16Bytes;
   both.link_bytes += backward.link_bytes;
   both.combine_bytes += backward.combine_bytes;
+  both.output_bytes += backward.output_bytes;
   return both;
+}
+
+std::optional<double> memory_floor_us(double read, double written, const MachineRates& rates) {
+  const std::optional<double> reading = time_at(read, rates.read_bytes);
+  const std::optional<double> writing = time_at(written, rates.written_bytes);
+  // NOTE: a machine may read and write at once, so that the two times do not add up.
+  const double fastest = std::max({rates.copied_bytes.value_or(0.0), rates.read_bytes.value_or(0.0),
+                                   rates.written_bytes.value_or(0.0)});
+  const std::optional<double> moving = time_at(read + written, fastest);
+  if (!reading || !writing || !moving) return std::nullopt;
+  return std::max({*reading, *writing, *moving});
 }
 
 std::optional<double> products_floor_us(const CallTraffic& traffic, const MachineRates& rates) {
   const std::optional<double> compute = time_at(traffic.flops, rates.flops);
-  const std::optional<double> weights = time_at(traffic.weight_bytes, rates.copied_bytes);
+  const std::optional<double> weights =
+      memory_floor_us(traffic.weight_bytes - traffic.gradient_bytes, traffic.gradient_bytes, rates);
   const std::optional<double> link = time_at(traffic.link_bytes, rates.link_bytes);
   // NOTE: ranks of one device or machine have no link between them whose rate could be measured.
   if (!compute || !weights) return std::nullopt;
@@ -179,7 +199,7 @@ std::optional<double> exchange_combine_floor_us(const CallTraffic& traffic,
 }
 
 std::optional<double> combine_floor_us(const CallTraffic& traffic, const MachineRates& rates) {
-  return time_at(traffic.combine_bytes, rates.copied_bytes);
+  return memory_floor_us(traffic.combine_bytes - traffic.output_bytes, traffic.output_bytes, rates);
 }
 
 }  // namespace distmoe::tools

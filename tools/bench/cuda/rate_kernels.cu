@@ -39,6 +39,22 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (sum == 0x9E3779B9u) *sink = sum;
 }
 
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) write_kernel(uint4* to, std::size_t count) {
+  const auto pattern = [](std::size_t i) {
+    const unsigned word = 0x9E3779B9u * static_cast<unsigned>(i);
+    return make_uint4(word, ~word, word, ~word);
+  };
+  walk(
+      count,
+      [&](std::size_t first, std::size_t stride) {
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          __stcs(to + first + u * stride, pattern(first + u * stride));
+        }
+      },
+      [&](std::size_t i) { __stcs(to + i, pattern(i)); });
+}
+
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     pull_kernel(uint4* to, const uint4* peer, std::size_t count) {
   walk(
@@ -66,6 +82,12 @@ int num_blocks() {
 cudaError_t launch_read(const void* data, std::size_t bytes, unsigned* sink, cudaStream_t stream) {
   read_kernel<<<num_blocks(), kThreads, 0, stream>>>(static_cast<const uint4*>(data),
                                                      bytes / sizeof(uint4), sink);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_write(void* to, std::size_t bytes, cudaStream_t stream) {
+  write_kernel<<<num_blocks(), kThreads, 0, stream>>>(static_cast<uint4*>(to),
+                                                      bytes / sizeof(uint4));
   return cudaGetLastError();
 }
 
