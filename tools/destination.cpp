@@ -36,10 +36,12 @@ void check_destination(std::string_view option, const fs::path& path,
   const fs::path folder = folder_of(target);
   std::error_code error;
   const fs::file_status status = fs::symlink_status(target, error);
+  DISTMOE_CHECK(!fs::is_directory(status) && path.has_filename(), kInvalidArgument, option,
+                " names ", path, ", which is a folder; legal: a file, such as ", path / "NAME");
   DISTMOE_CHECK(!fs::exists(status) || fs::is_regular_file(status), kInvalidArgument, option,
                 " names ", path, ", which is not a regular file");
-  DISTMOE_CHECK(target.has_filename() && fs::is_directory(folder, error), kInvalidArgument, option,
-                " names ", path, ", but there is no folder ", folder);
+  DISTMOE_CHECK(fs::is_directory(folder, error), kInvalidArgument, option, " names ", path,
+                ", but there is no folder ", folder);
   DISTMOE_CHECK(access(folder.c_str(), W_OK) == 0, kInvalidArgument, option, " names ", path,
                 ", but the folder ", folder,
                 " is not writable: ", std::generic_category().message(errno));

@@ -64,6 +64,12 @@ void SvgWriter::circle(Point centre, double radius, const char* fill, std::strin
   fill_and_tooltip("circle", fill, tooltip);
 }
 
+void SvgWriter::ring(Point centre, double radius, const char* stroke, std::string_view tooltip) {
+  out_ << "<circle cx=\"" << centre.x << "\" cy=\"" << centre.y << "\" r=\"" << radius
+       << "\" stroke-width=\"2\" pointer-events=\"all\" stroke=\"" << stroke << "\"";
+  fill_and_tooltip("circle", "none", tooltip);
+}
+
 void SvgWriter::text(Point baseline, std::string_view words, const TextStyle& style) {
   out_ << "<text x=\"" << baseline.x << "\" y=\"" << baseline.y << "\" font-size=\"" << style.size
        << "\" text-anchor=\"" << style.anchor << "\" fill=\"" << style.fill << "\""

@@ -43,6 +43,8 @@ class SvgWriter {
   void line(Point from, Point to, const LineStyle& style = {});
   void polygon(const std::vector<Point>& points, const char* fill, std::string_view tooltip = {});
   void circle(Point centre, double radius, const char* fill, std::string_view tooltip = {});
+  /// Without a filling, but the pointer finds its inside too.
+  void ring(Point centre, double radius, const char* stroke, std::string_view tooltip = {});
   void text(Point baseline, std::string_view words, const TextStyle& style = {});
 
   /// The whole document. Nothing can be drawn after it.

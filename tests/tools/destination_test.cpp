@@ -50,7 +50,8 @@ TEST_F(DestinationTest, MayBeANameOfItsOwnWhetherItExistsOrNot) {
 TEST_F(DestinationTest, IsRefusedWhereNothingCanBeWritten) {
   fs::create_symlink("loop", directory_ / "loop");
   expect_refused("/dev/null", "not a regular file");
-  expect_refused(directory_.path(), "not a regular file");
+  expect_refused(directory_.path(), "which is a folder; legal: a file, such as \"");
+  expect_refused(directory_ / "missing/", "which is a folder");
   expect_refused(directory_ / "loop", "not a regular file");
   expect_refused(directory_ / "missing/y", "no folder");
 }

@@ -26,7 +26,7 @@ ResultRow mixtral() {
   row.flops = 5.77e12;
   row.weight_bytes = 2.82e9;
   row.dense_tflops = 657;
-  row.copy_tb_s = 4.17;
+  row.read_tb_s = 4.45;
   return row;
 }
 
@@ -68,6 +68,14 @@ TEST(Projection, IsNeverLessThanTheLinkTakesBesideTheProducts) {
   EXPECT_NEAR(projections[0].us, one.median_us - 1.0 + projections[0].link_us, 1e-9);
 }
 
+TEST(Projection, OfUnstableTimesIsUnstable) {
+  const ResultRow one = mixtral();
+  ResultRow two = on_two(one, 8996);
+  EXPECT_FALSE(projections_of({&one, &two}).at(0).is_unstable());
+  two.is_unstable = true;
+  EXPECT_TRUE(projections_of({&one, &two}).at(0).is_unstable());
+}
+
 TEST(Projection, AShapeWithExpertsForEachRankHasMoreOfThem) {
   const ResultRow one = mixtral();
   ResultRow two = on_two(one, 8996);
@@ -86,6 +94,7 @@ TEST(Projection, NothingElseIsProjected) {
       [](ResultRow*, ResultRow* b) { b->link_gb_s.reset(); },
       [](ResultRow*, ResultRow* b) { b->tokens = 4096; },
       [](ResultRow*, ResultRow* b) { b->backend = "cpu"; },
+      [](ResultRow*, ResultRow* b) { b->machine = "another"; },
       [](ResultRow* a, ResultRow* b) { a->routing = b->routing = "zipf"; },
       [](ResultRow* a, ResultRow* b) { a->combine = b->combine = "per_rank"; },
       [](ResultRow* a, ResultRow* b) { a->mode = b->mode = "train"; },

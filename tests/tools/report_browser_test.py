@@ -34,6 +34,13 @@ def measure(program, path):
              "--rounds", "3", "--steps", "--json", *arguments],
             capture_output=True, text=True, check=True)
         lines.append(run.stdout)
+    # Rows of another machine, unstable ones among them, and a wrong one.
+    others = [dict(json.loads(line), machine="another machine", unstable=True)
+              for line in lines[0].splitlines()]
+    others[0]["rel_l2"] = 1.0
+    lines += [json.dumps(row) + "\n" for row in others]
+    # A call that was measured again.
+    lines.append(json.dumps(dict(json.loads(lines[0].splitlines()[0]), date="2099")) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
     return [str(path)]
 

@@ -81,6 +81,13 @@ TEST_F(ReportCommand, ProjectsEightGpusFromTwoAndSaysSo) {
       << result.output;
 }
 
+TEST_F(ReportCommand, AFolderIsNoDestination) {
+  const CommandResult result = report({results(), "-o", folder_});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_NE(result.error.find("which is a folder; legal: a file, such as"), std::string::npos)
+      << result.error;
+}
+
 TEST_F(ReportCommand, LeavesOutWhatNobodyMeasured) {
   const CommandResult bench =
       run_words({"env", "CUDA_VISIBLE_DEVICES=", command_path(), "bench", "--rounds", "1",

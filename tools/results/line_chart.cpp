@@ -106,7 +106,11 @@ class ChartDrawing {
     }
     for (const ChartPoint& point : series.points) {
       const Point at = place(point);
-      if (series.has_marks) svg_.circle(at, 4.5, series.colour.c_str(), point.tooltip);
+      if (series.has_marks && point.is_hollow) {
+        svg_.ring(at, 4.0, series.colour.c_str(), point.tooltip);
+      } else if (series.has_marks) {
+        svg_.circle(at, 4.5, series.colour.c_str(), point.tooltip);
+      }
       if (!point.label.empty()) draw_label(at, point.label, series.has_marks);
     }
   }

@@ -14,6 +14,7 @@ struct ChartPoint {
   double y = 0.0;
   std::string label{};    ///< beside the point; may be empty
   std::string tooltip{};  ///< what a pointer over it shows
+  bool is_hollow = false;
 };
 
 struct ChartSeries {

@@ -44,13 +44,30 @@ std::string time_text(double us) {
 std::string rates_text(const ResultRow& row) {
   return concat(number_or_dash(row.dense_tflops, 3), " TFLOP/s, copy ",
                 number_or_dash(row.copy_tb_s, 3), " TB/s, read ", number_or_dash(row.read_tb_s, 3),
-                " TB/s");
+                " TB/s, write ", number_or_dash(row.write_tb_s, 3), " TB/s");
 }
 
 std::string tokens_text(const ResultRow& row) { return concat("T = ", row.tokens); }
 
 std::string ranks_suffix(const ResultRow& row) {
-  return row.ranks > 1 ? concat(", ", row.ranks, " ranks") : std::string();
+  if (row.ranks == 1) return {};
+  return concat(", ", row.ranks, " ranks", row.engine == "threads" ? "" : " over " + row.engine);
+}
+
+std::string unstable_suffix(const ResultRow& row) { return row.is_unstable ? ", unstable" : ""; }
+
+void LimitedText::add(const std::string& piece) {
+  if (text_.size() + piece.size() <= most_bytes_) {
+    text_ += piece;
+  } else {
+    ++num_left_out_;
+  }
+}
+
+std::string LimitedText::left_out(const char* what) const {
+  if (num_left_out_ == 0) return {};
+  return concat("<p class=\"note\">", num_left_out_, " more ", what,
+                " are left out, so that the page stays small: give fewer results.</p>\n");
 }
 
 std::string size_text(const ResultRow& row) { return tokens_text(row) + ranks_suffix(row); }
@@ -108,10 +125,10 @@ std::string card(const std::string& title, const std::string& body) {
 }
 
 std::string section(const char* title, const char* words, const char* layout,
-                    const std::string& cards) {
-  if (cards.empty()) return {};
+                    const LimitedText& cards) {
+  if (cards.is_empty()) return {};
   return concat("<h2>", title, "</h2>\n<p class=\"muted\">", words, "</p>\n<div class=\"", layout,
-                "\">\n", cards, "</div>\n");
+                "\">\n", cards.text(), "</div>\n", cards.left_out("cards"));
 }
 
 int series_colour(std::size_t index) { return kSeriesColours[index % kSeriesColours.size()]; }

@@ -56,6 +56,8 @@ grid-template-columns:repeat(auto-fill,minmax(min(100%,200px),1fr));font-size:.8
 .legend li b{margin-left:auto;font-weight:600}
 .badge{display:inline-block;background:var(--warn-card);color:var(--warn);border:1px solid var(--warn);
 border-radius:99px;padding:0 8px;font-size:.78rem;font-weight:600}
+.wrong{font-weight:700;border-width:2px}
+h2.machine{font-size:1.45rem;margin-top:3.4rem;padding-top:1rem;border-top:2px solid var(--line);overflow-wrap:anywhere}
 code,pre{font:.85rem/1.45 ui-monospace,SFMono-Regular,Menlo,"DejaVu Sans Mono",monospace}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;margin:.3rem 0}
 details{margin:.8rem 0}

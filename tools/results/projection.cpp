@@ -19,8 +19,8 @@ double chance_of_none(std::int64_t num_experts, std::int64_t own, std::int64_t t
 
 /// The products take longer than reading their weights.
 bool is_of_products(const ResultRow& row) {
-  return row.dense_tflops && row.copy_tb_s &&
-         row.flops / *row.dense_tflops > row.weight_bytes / *row.copy_tb_s;
+  return row.dense_tflops && row.read_tb_s &&
+         row.flops / *row.dense_tflops > row.weight_bytes / *row.read_tb_s;
 }
 
 bool is_projectable(const ResultRow& row) {
@@ -61,8 +61,8 @@ std::vector<Projection> projections_of(const ResultGroup& rows) {
     if (one->ranks != 1 || !one->bound_us || !is_projectable(*one)) continue;
     const auto two = std::ranges::find_if(rows, [&](const ResultRow* row) {
       return row->ranks == 2 && row->link_gb_s && row->shape == one->shape &&
-             row->tokens == one->tokens && row->backend == one->backend &&
-             row->call() == one->call();
+             row->tokens == one->tokens && row->machine == one->machine &&
+             row->backend == one->backend && row->call() == one->call();
     });
     if (two == rows.end()) continue;
     all.push_back(

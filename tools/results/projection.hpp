@@ -18,6 +18,8 @@ struct Projection {
   double seen = 0.0;               ///< of link_of_two_us, what two ranks took longer than one
   double link_us = 0.0;            ///< the rows that cross a link on all ranks
   double us = 0.0;                 ///< projected
+
+  bool is_unstable() const { return one->is_unstable || two->is_unstable; }
 };
 
 inline constexpr std::int64_t kProjectedRanks = 8;

@@ -18,7 +18,8 @@ namespace {
 std::string call_and_ranks(const ResultRow& row) { return row.call() + ranks_suffix(row); }
 
 std::string call_and_tokens(const ResultRow& row) {
-  return concat(row.call(), ", ", tokens_text(row));
+  return concat(row.call(), row.engine == "threads" ? "" : ", " + row.engine, ", ",
+                tokens_text(row));
 }
 
 std::string place_of(const ResultRow& row) { return concat(row.shape, " on ", row.backend); }
@@ -39,13 +40,21 @@ double intensity_of(const ResultRow& row) { return row.flops / row.weight_bytes;
 double rate_of(const ResultRow& row) { return row.tflops.value_or(0.0); }
 
 bool has_roof(const ResultRow& row) {
-  return rate_of(row) > 0.0 && row.dense_tflops && row.copy_tb_s && row.weight_bytes > 0.0;
+  return rate_of(row) > 0.0 && row.dense_tflops && row.memory_tb_s() && row.weight_bytes > 0.0;
+}
+
+/// The largest of what `rate` says of the rows of `group`: rows of several runs share a roof.
+template <typename Rate>
+double largest_rate(const ResultGroup& group, const Rate& rate) {
+  double largest = 0.0;
+  for (const ResultRow* row : group) largest = std::max(largest, rate(*row).value_or(0.0));
+  return largest;
 }
 
 /// min(dense, memory * intensity), with its corner, over the intensities of `group`.
 ChartSeries roof_of(const ResultGroup& group) {
-  const double dense = group.front()->dense_tflops.value_or(0.0);
-  const double memory = group.front()->copy_tb_s.value_or(0.0);
+  const double dense = largest_rate(group, [](const ResultRow& row) { return row.dense_tflops; });
+  const double memory = largest_rate(group, [](const ResultRow& row) { return row.memory_tb_s(); });
   const auto by_intensity = [](const ResultRow* row) { return intensity_of(*row); };
   const double corner = dense / memory;
   const double low =
@@ -68,10 +77,15 @@ std::string chart_card(const std::string& title, Chart chart, const ResultGroup&
                        std::string (*name_of)(const ResultRow&), MakePoint make_point,
                        bool is_joined) {
   std::vector<std::string> names;
-  for (const auto& [name, rows] : grouped_by(group, name_of)) {
+  for (const auto& [name, rows] : grouped_by(thinned(group, kMostRowsOfAChart), name_of)) {
     ChartSeries series{.colour = concat("var(--c", series_colour(names.size()), ")"),
                        .is_joined = is_joined};
-    for (const ResultRow* row : rows) series.points.push_back(make_point(name, *row));
+    for (const ResultRow* row : rows) {
+      ChartPoint point = make_point(name, *row);
+      point.is_hollow = row->is_unstable;
+      point.tooltip += unstable_suffix(*row);
+      series.points.push_back(std::move(point));
+    }
     if (is_joined) std::ranges::stable_sort(series.points, {}, &ChartPoint::x);
     chart.series.push_back(std::move(series));
     names.push_back(name);
@@ -107,55 +121,56 @@ bool has_two(const ResultGroup& group, Value ResultRow::*value) {
 
 }  // namespace
 
-std::string roofline_section(const ResultGroup& rows) {
-  std::string cards;
+std::string roofline_section(const ResultGroup& rows, std::size_t most_bytes) {
+  LimitedText cards(most_bytes);
   for (auto& [title, group] : grouped_by(rows, place_of)) {
     std::erase_if(group, [](const ResultRow* row) { return !has_roof(*row); });
     if (group.empty()) continue;
-    cards += chart_card(title,
-                        {.description = "roofline of " + title,
-                         .x_title = "FLOPs a byte of weights",
-                         .y_title = "TFLOP/s of a rank",
-                         .series = {roof_of(group)}},
-                        group, call_and_ranks, roofline_point, false);
+    cards.add(chart_card(title,
+                         {.description = "roofline of " + title,
+                          .x_title = "FLOPs a byte of weights",
+                          .y_title = "TFLOP/s of a rank",
+                          .series = {roof_of(group)}},
+                         group, call_and_ranks, roofline_point, false));
   }
   return section("Roofline",
                  "Dashed: the least of the rate of a large dense product and what memory allows at "
-                 "the rate of a copy, both of the same run. Points below it have something left; "
-                 "a point may lie a little above where reading is faster than copying.",
+                 "the fastest of reading, writing and copying, the largest of the runs shown. "
+                 "Points below it have something left. A ring: unstable.",
                  "grid", cards);
 }
 
-std::string tokens_section(const ResultGroup& rows) {
-  std::string cards;
+std::string tokens_section(const ResultGroup& rows, std::size_t most_bytes) {
+  LimitedText cards(most_bytes);
   for (auto& [title, group] : grouped_by(rows, place_of)) {
     std::erase_if(group, [](const ResultRow* row) { return rate_of(*row) <= 0.0; });
     if (!has_two(group, &ResultRow::tokens)) continue;
-    cards += chart_card(title,
-                        {.description = "rate over tokens of " + title,
-                         .x_title = "tokens of each rank (T)",
-                         .y_title = "TFLOP/s of a rank",
-                         .series = {}},
-                        group, call_and_ranks, tokens_point, true);
+    cards.add(chart_card(title,
+                         {.description = "rate over tokens of " + title,
+                          .x_title = "tokens of each rank (T)",
+                          .y_title = "TFLOP/s of a rank",
+                          .series = {}},
+                         group, call_and_ranks, tokens_point, true));
   }
-  return section("Scaling over tokens", "More tokens use what is read of the weights more often.",
+  return section("Scaling over tokens",
+                 "More tokens use what is read of the weights more often. A ring: unstable.",
                  "grid", cards);
 }
 
-std::string ranks_section(const ResultGroup& rows) {
-  std::string cards;
+std::string ranks_section(const ResultGroup& rows, std::size_t most_bytes) {
+  LimitedText cards(most_bytes);
   for (const auto& [title, group] : grouped_by(rows, place_of)) {
     if (!has_two(group, &ResultRow::ranks)) continue;
-    cards += chart_card(title,
-                        {.description = "tokens per second over ranks of " + title,
-                         .x_title = "ranks (P)",
-                         .y_title = "tokens a second, all ranks",
-                         .series = {}},
-                        group, call_and_tokens, ranks_point, true);
+    cards.add(chart_card(title,
+                         {.description = "tokens per second over ranks of " + title,
+                          .x_title = "ranks (P)",
+                          .y_title = "tokens a second, all ranks",
+                          .series = {}},
+                         group, call_and_tokens, ranks_point, true));
   }
   return section("Scaling over ranks",
                  "Each rank brings as many tokens. Ranks of one machine or device share it: then "
-                 "a flat line is all that can be had.",
+                 "a flat line is all that can be had. A ring: unstable.",
                  "grid", cards);
 }
 

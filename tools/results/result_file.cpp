@@ -109,9 +109,11 @@ void read_times(const LineReader& line, ResultRow& row) {
   line.read_rate("dense_tflops", row.dense_tflops);
   line.read_rate("copy_tb_s", row.copy_tb_s);
   line.read_rate("read_tb_s", row.read_tb_s);
+  line.read_rate("write_tb_s", row.write_tb_s);
   line.read_rate("link_gb_s", row.link_gb_s);
   line.read("overhead_us", row.overhead_us);
   line.read("rel_l2", row.rel_l2);
+  line.read("tolerance", row.tolerance);
   line.read("repeat_bitwise_equal", row.is_repeatable);
   line.for_each("steps", [&](const std::string&, const LineReader& step) {
     row.steps.push_back({step.get<std::string>("name"), step.get<double>("us")});

@@ -3,6 +3,7 @@
 // What `distmoe bench --json` wrote, read again.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -61,9 +62,11 @@ struct ResultRow {
   std::optional<double> dense_tflops;
   std::optional<double> copy_tb_s;
   std::optional<double> read_tb_s;
+  std::optional<double> write_tb_s;
   std::optional<double> link_gb_s;
   double overhead_us = 0.0;
-  double rel_l2 = 0.0;
+  std::optional<double> rel_l2;  ///< empty: infinite, or no number
+  double tolerance = 0.0;
   bool is_repeatable = true;
   std::vector<NamedValue> steps;
   std::vector<PeerResult> peers;
@@ -72,6 +75,10 @@ struct ResultRow {
 
   /// "train, lean", "forward, CUDA graph, zipf".
   std::string call() const;
+  /// The timed call was outside the tolerance, or gave other bits than the untimed one.
+  bool is_wrong() const { return !rel_l2 || !(*rel_l2 <= tolerance) || !is_repeatable; }
+  /// Of memory, the fastest of all that were measured; TB/s.
+  std::optional<double> memory_tb_s() const { return std::max({copy_tb_s, read_tb_s, write_tb_s}); }
 };
 
 /// The lines of `text`, empty ones left out. Throws invalid_argument that names `source`, the line

@@ -31,4 +31,14 @@ std::vector<NamedGroup> grouped_by(const ResultGroup& rows, const Name& name_of)
   return groups;
 }
 
+inline const std::string& machine_of(const ResultRow& row) { return row.machine; }
+
+/// At most `most` of the rows, evenly spread, the first among them.
+inline ResultGroup thinned(const ResultGroup& rows, std::size_t most) {
+  if (rows.size() <= most) return rows;
+  ResultGroup some;
+  for (std::size_t i = 0; i < most; ++i) some.push_back(rows[i * rows.size() / most]);
+  return some;
+}
+
 }  // namespace distmoe::tools
