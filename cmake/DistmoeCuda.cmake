@@ -26,5 +26,8 @@ set(DISTMOE_CUDA_ENABLED ON)
 set(DISTMOE_CUDA_FLAGS -gencode=arch=compute_90a,code=sm_90a -lineinfo --compress-mode=size
     --expt-relaxed-constexpr -Xptxas=-warn-spills,-Werror -Xcompiler=-fPIC,-fvisibility=hidden)
 add_library(distmoe_cuda_options INTERFACE)
+# NOTE: CMake 3.25 knows no later standard of nvcc 13 than C++17; nvcc takes C++20, which the plan's
+# code that kernels share is, by its own name. Without extensions CMake would add a standard.
+set(CMAKE_CUDA_EXTENSIONS ON)
 target_compile_options(distmoe_cuda_options INTERFACE
-  "$<$<COMPILE_LANGUAGE:CUDA>:${DISTMOE_CUDA_FLAGS}>")
+  "$<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;${DISTMOE_CUDA_FLAGS}>")
