@@ -142,6 +142,7 @@ Problem::Problem(const ProblemShape& s)
       static_cast<std::int32_t>(table.size()),
       table.empty() ? 0 : table.back().first_pair + table.back().num_pairs};
   initial_frame.num_gather_rows = num_gather_rows;
+  initial_frame.scratch.hidden_rows = gather.address();
   initial_frame.gather_epoch = 7;
 
   int num_sms = 0;
@@ -151,7 +152,7 @@ Problem::Problem(const ProblemShape& s)
   w13_args.frame = w2_args.frame = frame.get();
   w13_args.groups = w2_args.groups = groups.get();
   w13_args.tokens.address = token_address.get();
-  w13_args.result = w2_args.tokens = {nullptr, h2.address(), f * 2};
+  w13_args.result = w2_args.tokens = {.base = h2.address(), .stride_bytes = f * 2};
   w2_args.result.address = result_address.get();
   w13_args.m = static_cast<int>(2 * f);
   w13_args.k = w2_args.m = static_cast<int>(d);
@@ -166,7 +167,7 @@ Problem::Problem(const ProblemShape& s)
   }
   if (s.has_remote_rows) {
     w13_args.pull = {
-        source_address.get(), gather_index.get(), ready.get(), gather.address(), d * 2, 2, 0};
+        source_address.get(), gather_index.get(), ready.get(), &frame.get()->scratch.hidden_rows, d * 2, 2, 0};
   }
   const W13Layout layout = s.is_interleaved ? W13Layout{w13.get(), 2 * d, d, 2 * f * d}
                                             : W13Layout{w13.get(), d, f * d, 2 * f * d};

@@ -76,6 +76,7 @@ struct RoutingLoad {
   std::span<const std::int64_t> rows_per_rank;
   std::span<const std::int64_t> rows_per_expert;
   bool is_recomputed = false;  ///< a saving forward that kept its input alone
+  std::int64_t scratch_bytes = 0;
 };
 
 /// The steps of a call, in the order in which the sequence takes them. Each is collective in the

@@ -166,6 +166,10 @@ ContextBuffers cuda_buffers(const Config& config, std::int64_t ep_size, std::int
   add_buffer(buffers.control, buffer_name::kTrainingFrame, cuda_layout::kTrainingFrameBytes);
   add(buffers.workspace, buffer_name::kTokenRows,
       checked_add(routes, checked_mul(gathered, config.top_k)), kInt32Bytes);
+  // Scratch ends with the rows of a call; the gradients' product reads whole stages of them.
+  add(buffers.workspace, buffer_name::kRowsPastScratch, cuda_layout::kGradientStageRows,
+      checked_mul(std::max(config.hidden_dim, checked_mul(2, config.intermediate_dim)),
+                  kBF16Bytes));
   return buffers;
 }
 

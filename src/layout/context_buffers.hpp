@@ -67,6 +67,7 @@ inline constexpr const char* kFewRowsCounters = "counters of few rows";
 inline constexpr const char* kArrivals = "arrived results of few rows";
 inline constexpr const char* kTrainingFrame = "training frame";
 inline constexpr const char* kTokenRows = "rows of a token";
+inline constexpr const char* kRowsPastScratch = "rows past scratch";
 inline constexpr const char* kChunkCounts = "routing counts of chunks";
 inline constexpr const char* kChunkTokens = "gathered tokens of chunks";
 }  // namespace buffer_name

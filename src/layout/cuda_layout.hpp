@@ -13,7 +13,7 @@ namespace distmoe::cuda_layout {
 inline constexpr std::int64_t kIdHeaderBytes = 128;
 inline constexpr std::int64_t kFlagBytesPerRank = 8;
 inline constexpr std::int64_t kCallStateBytes = 128;
-inline constexpr std::int64_t kCallFrameBytes = 128;
+inline constexpr std::int64_t kCallFrameBytes = 256;
 inline constexpr std::int64_t kTrainingFrameBytes = 128;
 inline constexpr std::int64_t kTileGroupBytes = 32;
 inline constexpr std::int64_t kPeerWindowsBytes = 32;
@@ -27,6 +27,9 @@ inline constexpr std::int64_t kFewRoutes = 1024;
 /// Fewest columns of a tile of such a call's W2.
 inline constexpr std::int64_t kFewTileColumns = 64;
 inline constexpr std::int64_t kFewRowsCountersBytes = 4224;
+
+/// Rows that the weights' gradients load at once.
+inline constexpr std::int64_t kGradientStageRows = 64;
 
 /// Of both products.
 DISTMOE_HOST_DEVICE constexpr std::int64_t tile_groups_per_expert(std::int64_t ep_size) {

@@ -15,7 +15,6 @@
 #include "distmoe/saved_forward.hpp"
 #include "plan/capacity_rows.hpp"
 #include "plan/expert_partition.hpp"
-#include "plan/scratch_layout.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/handshake.hpp"
 #include "runtime/imbalance.hpp"
@@ -44,17 +43,6 @@ class InCall {
  private:
   std::atomic_flag& flag_;
 };
-
-/// Rows that `rank` places in its scratch, the padding of its experts counted.
-std::int64_t num_placed_rows(const Config& config, const RoutingLoad& load, int size, int rank) {
-  const std::int64_t alignment = expert_row_alignment(config.precision);
-  const std::int64_t end = first_expert(config.num_experts, size, rank + 1);
-  std::int64_t rows = 0;
-  for (std::int64_t expert = first_expert(config.num_experts, size, rank); expert < end; ++expert) {
-    rows += ceil_div(load.rows_per_expert[static_cast<std::size_t>(expert)], alignment) * alignment;
-  }
-  return rows;
-}
 
 }  // namespace
 
@@ -185,10 +173,8 @@ CallStatistics ContextImpl::last_call() {
     statistics.rows_per_expert.assign(load.rows_per_expert.begin(), load.rows_per_expert.end());
     statistics.rank_imbalance = imbalance_of(load.rows_per_rank).value_or(0.0);
     statistics.expert_imbalance = imbalance_of(load.rows_per_expert).value_or(0.0);
-    const std::int64_t rows = num_placed_rows(config_, load, size_, rank_);
-    const std::int64_t scratch = scratch_layout(layer_dims(config_), rows, 0).bytes;
-    statistics.device_scratch_bytes = std::min(scratch, plan_.device_scratch_bytes);
-    statistics.host_scratch_bytes = scratch - statistics.device_scratch_bytes;
+    statistics.device_scratch_bytes = std::min(load.scratch_bytes, plan_.device_scratch_bytes);
+    statistics.host_scratch_bytes = load.scratch_bytes - statistics.device_scratch_bytes;
   });
   return statistics;
 }

@@ -125,6 +125,7 @@ void CpuBackend::place_saved(const SavedLayer& layer) {
 }
 
 void CpuBackend::note_scratch(std::int64_t bytes) {
+  scratch_bytes_ = bytes;
   const std::int64_t device = std::min(bytes, setup_.plan.device_scratch_bytes);
   peaks_.device_scratch_bytes = std::max(peaks_.device_scratch_bytes, device);
   peaks_.host_scratch_bytes = std::max(peaks_.host_scratch_bytes, bytes - device);

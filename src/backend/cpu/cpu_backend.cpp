@@ -84,7 +84,9 @@ void CpuBackend::note_load() {
   }
 }
 
-RoutingLoad CpuBackend::load() { return {rows_per_rank_, rows_per_expert_, is_recomputed_}; }
+RoutingLoad CpuBackend::load() {
+  return {rows_per_rank_, rows_per_expert_, is_recomputed_, scratch_bytes_};
+}
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {
   check_received_rows(setup.config.max_tokens, setup.size,

@@ -188,7 +188,8 @@ class CpuBackend final : public Backend {
   std::vector<RankIds> ids_;
   Routing routing_;
   SlotStacks slots_;
-  RegionPeaks peaks_;  ///< of scratch
+  std::int64_t scratch_bytes_ = 0;  ///< of the last call
+  RegionPeaks peaks_;               ///< of scratch
   bool is_recomputed_ = false;
   bool rows_have_h3_ = false;  ///< in a backward: h3 of this rank's rows was computed again
   // Of this forward, where it counts.

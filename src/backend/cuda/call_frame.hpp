@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "backend/cuda/scratch_place.hpp"
 #include "backend/cuda/tile/token_tiling.hpp"
 
 namespace distmoe::cuda {
@@ -113,6 +114,18 @@ struct alignas(16) CallFrame {
   FaultRecord fault;
   std::int64_t call;  ///< its number, as the hosts count
   std::uint64_t h1;   ///< where W13 puts h1 in a call with clip statistics
+  ScratchPlace scratch;
 };
+
+/// What a lean backward keeps of scores between its kernels.
+struct LeanScores {
+  float* of_rows;  ///< [R]
+  float* parts;    ///< [R, num_score_parts] of their gradients, sums over kScorePartColumns of F
+};
+
+DISTMOE_HOST_DEVICE inline LeanScores lean_scores(const CallFrame& frame) {
+  auto* of_rows = reinterpret_cast<float*>(frame.scratch.scores);
+  return {of_rows, of_rows + frame.num_rows};
+}
 
 }  // namespace distmoe::cuda

@@ -64,16 +64,12 @@ int device_sms(int device) {
 
 CudaBackend::CudaBackend(BackendSetup setup)
     : setup_(check_device(std::move(setup))),
-      memory_(setup_.plan, symmetric_memory(setup_)),
+      memory_(setup_.plan, symmetric_memory(setup_),
+              setup_.config.host_scratch && setup_.config.host_scratch->prefetch),
       encode_(find_encode_tiled()),
       capacity_rows_(capacity_rows(setup_.config, setup_.size, setup_.plan.total_scratch_factor)),
       rows_per_rank_(static_cast<std::size_t>(setup_.size)),
       rows_per_expert_(static_cast<std::size_t>(setup_.config.num_experts)) {
-  scratch_ = scratch_layout(layer_dims(setup_.config), capacity_rows_, memory_.activation_bytes());
-  // NOLINTBEGIN(cppcoreguidelines-prefer-member-initializer): follow from the regions
-  gather_buffer_ = activations_at(scratch_.x);
-  h2_ = activations_at(scratch_.h2);
-  // NOLINTEND(cppcoreguidelines-prefer-member-initializer)
   take_metadata(std::nullopt);
   DISTMOE_CUDA_CHECK(prepare_grouped_gemm());
   DISTMOE_CUDA_CHECK(prepare_few_rows());
@@ -124,6 +120,7 @@ void CudaBackend::connect() {
                       .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame)},
                      own_stream_));
   DISTMOE_CUDA_CHECK(cudaStreamSynchronize(own_stream_));
+  memory_.wait_for_host_scratch();
   is_connected_ = true;
 }
 
@@ -187,14 +184,13 @@ void CudaBackend::dispatch_w13_swiglu(const ForwardCall& call) {
       DISTMOE_CUDA_CHECK(launch_w13_swiglu(args, map, choice_.persistent_blocks, stream_of(call)));
     }
   }
-  if (call.ticket) spread_x(call.x_TD, false, gather_buffer_, stream_of(call));
+  if (call.ticket) spread_x(call.x_TD, false, stream_of(call));
 }
 
 ClipArgs CudaBackend::clip_args(const ForwardCall& call) const {
   return {.state = memory_.buffer_of<CallState>(buffer_name::kCallState),
           .frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
           .training = call.ticket ? training_frame() : nullptr,
-          .scratch_h1 = activations_at(scratch_.h1),
           .limit = call.clip_limit,
           .width = static_cast<std::int32_t>(setup_.config.intermediate_dim),
           .counts = call.clip_counts_3.data,
@@ -238,7 +234,7 @@ void CudaBackend::dispatch_rows(const ForwardCall& call) {
   const DeviceScope scope(setup_.device);
   if (setup_.size > 1) {
     copy_rows(CopiedRows::kGathered, {.address = metadata_.gather_source},
-              {.base = gather_buffer_, .stride_bytes = setup_.config.hidden_dim * 2},
+              {.base_at = &scratch()->hidden_rows, .stride_bytes = setup_.config.hidden_dim * 2},
               stream_of(call));
   }
 }
@@ -360,7 +356,8 @@ RoutingLoad CudaBackend::load() {
   fetch(metadata_.rows_per_expert, rows_per_expert_);
   TrainingFrame training{};
   if (ticket_) copy_from_device(&training, training_frame(), sizeof(training));
-  return {rows_per_rank_, rows_per_expert_, training.is_recomputed != 0};
+  return {rows_per_rank_, rows_per_expert_, training.is_recomputed != 0,
+          scratch_bytes(scratch_limits(), frame.num_rows)};
 }
 
 std::unique_ptr<Backend> make_backend(BackendSetup setup) {

@@ -28,8 +28,9 @@
 #include "backend/cuda/kernels/sm90_bf16_wgrad.hpp"
 #include "backend/cuda/kernels/training_rows.hpp"
 #include "backend/cuda/peer_windows.hpp"
+#include "backend/cuda/scratch_place.hpp"
 #include "backend/cuda/select/kernel_choice.hpp"
-#include "plan/scratch_layout.hpp"
+#include "layout/context_buffers.hpp"
 
 namespace distmoe::cuda {
 
@@ -160,8 +161,17 @@ class CudaBackend final : public Backend {
   std::int64_t num_local() const;
   /// Rows of peers that the plan gathers at most.
   std::int64_t gather_rows() const;
-  /// BF16 [R, D], where results stay on this rank: in the place of the gathered rows.
-  std::uint64_t h3() const { return gather_buffer_; }
+  /// On the device: where scratch lies in the call whose frame it is.
+  const ScratchPlace* scratch() const {
+    return &memory_.buffer_of<CallFrame>(buffer_name::kCallFrame)->scratch;
+  }
+  ScratchLimits scratch_limits() const {
+    return {.hidden_dim = setup_.config.hidden_dim,
+            .intermediate_dim = setup_.config.intermediate_dim,
+            .is_inference = setup_.config.inference,
+            .is_lean = is_lean(),
+            .end = activations_at(memory_.activation_bytes())};
+  }
   /// Where W2 stores its rows.
   RowTable result_rows() const;
   bool combines_per_rank() const;
@@ -184,14 +194,11 @@ class CudaBackend final : public Backend {
   TokenRows token_rows() const;
   RouteLimits route_limits() const;
   int row_blocks() const;
-  void spread_x(const TensorView& x_TD, bool is_backward, std::uint64_t gather_buffer,
-                cudaStream_t stream);
+  void spread_x(const TensorView& x_TD, bool is_backward, cudaStream_t stream);
   void keep_h3(const ForwardCall& call);
   // cuda_backward.cpp
   bool is_lean() const { return setup_.config.activation_policy == ActivationPolicy::kLean; }
   std::int64_t num_score_parts() const;
-  float* row_scores() const;
-  float* score_parts() const;
   std::int64_t score_offset() const;
   float* published_scores() const;
   void finish_lean_scores(const BackwardCall& call);
@@ -199,24 +206,19 @@ class CudaBackend final : public Backend {
   void add_weight_gradient(const BackwardCall& call, const GradientDestination& out,
                            WgradArgs args) const;
   void add_bias_gradient(const BackwardCall& call, const GradientDestination& out,
-                         std::int64_t grads_offset, std::int64_t width, std::int64_t half) const;
+                         const std::uint64_t* grads, std::int64_t width, std::int64_t half) const;
 
   BackendSetup setup_;
   DeviceMemory memory_;
   cudaStream_t own_stream_ = nullptr;
   cudaEvent_t last_call_done_ = nullptr;
   EncodeTiled encode_ = nullptr;
-  ChoiceInputs choice_inputs_;   ///< from connect() on, as
-  ContextChoice choice_;         ///< how this rank's calls run, from connect() on
-  std::int64_t capacity_rows_;   ///< rows that the plan has for a call
-  std::uint64_t gather_buffer_;  ///< BF16 [gathered rows, D], where scratch keeps x
-  std::uint64_t h2_;             ///< BF16 [R, F]
-  std::optional<cudaStream_t> call_in_progress_;           ///< of this host; where its kernels are
-  bool is_connected_ = false;                              ///< the windows of all ranks are known
+  ChoiceInputs choice_inputs_;                    ///< from connect() on, as
+  ContextChoice choice_;                          ///< how this rank's calls run, from connect() on
+  std::int64_t capacity_rows_;                    ///< rows that the plan has for a call
+  std::optional<cudaStream_t> call_in_progress_;  ///< of this host; where its kernels are
+  bool is_connected_ = false;                     ///< the windows of all ranks are known
   std::vector<std::shared_ptr<std::byte>> peers_windows_;  ///< that calls write to
-  // Training: offsets in the activation buffer, for the rows of the plan; grad_h1 takes the place
-  // of h1 and not, as on the CPU, that of h2 and grad_h3, which W2's gradient still reads.
-  RegionOffsets scratch_;
   std::optional<SlotTicket> ticket_;  ///< of the call that metadata_ belongs to
   cudaStream_t backward_stream_ = nullptr;
   CallMetadata metadata_;  ///< of the last call

@@ -3,9 +3,8 @@
 // The steps of a backward. A layer that recomputes runs the same launches as one that was saved:
 // what the device does not need it skips.
 //
-//   scratch   | h2 | grad_h3 |  grad_h2, unused  | h1, then grad_h1 | x |
-//
-// grad_h3's place holds the gather buffer of x and then h3 of a layer that is computed again.
+// grad_h3 takes the place of the hidden rows of scratch (scratch_place.hpp): those gathered of x
+// and then h3, of a layer that is computed again.
 #include "backend/cuda/cuda_backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
@@ -98,7 +97,6 @@ void CudaBackend::carve_backward(const BackwardCall& call) {
        .row_origin = metadata_.row_origin,
        .gather_index = metadata_.gather_index,
        .token_row_address = metadata_.token_row_address,
-       .gather_buffer = activations_at(scratch_.grad_h3),
        .result_row_address =
            setup_.size == 1 || combines_per_rank() ? metadata_.result_row_address : nullptr,
        .results = memory_.address(buffer_name::kCombineWindow),
@@ -115,32 +113,29 @@ void CudaBackend::carve_backward(const BackwardCall& call) {
 void CudaBackend::restore_activations(const BackwardCall& call) {
   const DeviceScope scope(setup_.device);
   const cudaStream_t stream = stream_of(call);
-  const std::uint64_t grad_h3 = activations_at(scratch_.grad_h3);
   if (num_local() > 0) {
     GroupedGemmArgs args = w13_args(call.experts);
     args.tokens.address = metadata_.token_row_address;
     args.pull = pull_args();
     args.groups = backward_args(Product::kW13).groups;
-    args.pull.buffer = grad_h3;
     args.h1 = &training_frame()->h1;
     DISTMOE_CUDA_CHECK(
         launch_w13_saving(args, w13_map(call.experts, {}), choice_.persistent_blocks, stream));
   }
   const TensorView kept_x{nullptr, DType::kBF16, {call.num_tokens, setup_.config.hidden_dim}};
-  spread_x(kept_x, true, grad_h3, stream);
+  spread_x(kept_x, true, stream);
   // A lean layer has no h3.
   if (num_local() == 0 || is_lean()) return;
   if (call.norm && setup_.size > 1) {
     DISTMOE_CUDA_CHECK(
         launch_restore_h2({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
                            .training = training_frame(),
-                           .h2 = h2_,
                            .swiglu = product_args(Product::kW2).swiglu,
                            .width = static_cast<std::int32_t>(setup_.config.intermediate_dim)},
                           row_blocks(), stream));
   }
   GroupedGemmArgs args = w2_args(call.experts);
-  args.result = {.base = grad_h3, .stride_bytes = setup_.config.hidden_dim * 2};
+  args.result = h3_rows();
   DISTMOE_CUDA_CHECK(
       launch_w2_scatter(args, w2_map(call.experts, {}), choice_.persistent_blocks, stream));
 }
@@ -150,18 +145,8 @@ std::int64_t CudaBackend::score_offset() const {
   return setup_.size > 1 ? cuda_score_offset(setup_.config) : 0;
 }
 
-// Lean: scores of rows and parts of their gradients, in the place of grad_h2.
-
 std::int64_t CudaBackend::num_score_parts() const {
   return ceil_div(setup_.config.intermediate_dim, kScorePartColumns);
-}
-
-float* CudaBackend::row_scores() const {
-  return is_lean() ? reinterpret_cast<float*>(memory_.activations() + scratch_.grad_h2) : nullptr;
-}
-
-float* CudaBackend::score_parts() const {
-  return is_lean() ? row_scores() + capacity_rows_ : nullptr;
 }
 
 void CudaBackend::dispatch_grad_h3(const BackwardCall& call) {
@@ -177,9 +162,8 @@ void CudaBackend::dispatch_grad_h3(const BackwardCall& call) {
                       .dy_offset = cuda_dy_offset(setup_.config),
                       .score_offset = score_offset(),
                       .scores = metadata_.scores,
-                      .grad_h3 = activations_at(scratch_.grad_h3),
                       .norm = norm_args(call.norm),
-                      .row_scores = row_scores(),
+                      .is_lean = is_lean() ? 1 : 0,
                       .row_bytes = setup_.config.hidden_dim * 2,
                       .num_tokens = static_cast<std::int32_t>(call.num_tokens),
                       .top_k = static_cast<std::int32_t>(setup_.config.top_k),
@@ -192,10 +176,9 @@ void CudaBackend::w2_dgrad(const BackwardCall& call) {
   const DeviceScope scope(setup_.device);
   const Config& config = setup_.config;
   GroupedGemmArgs args = backward_args(Product::kW2Dgrad);
-  args.tokens = {.base = activations_at(scratch_.grad_h3), .stride_bytes = config.hidden_dim * 2};
+  args.tokens = h3_rows();
   args.result = h2_rows();
   args.h1 = &training_frame()->h1;
-  args.grad_h1 = activations_at(scratch_.h1);
   args.m = static_cast<std::int32_t>(config.intermediate_dim);
   args.k = static_cast<std::int32_t>(config.hidden_dim);
   CUtensorMap map;
@@ -206,8 +189,6 @@ void CudaBackend::w2_dgrad(const BackwardCall& call) {
     DISTMOE_CUDA_CHECK(launch_w2_dgrad(args, map, choice_.persistent_blocks, stream_of(call)));
     return;
   }
-  args.row_scores = row_scores();
-  args.score_parts = score_parts();
   args.num_score_parts = static_cast<std::int32_t>(num_score_parts());
   DISTMOE_CUDA_CHECK(launch_w2_lean_dgrad(args, map, choice_.persistent_blocks, stream_of(call)));
   finish_lean_scores(call);
@@ -222,9 +203,6 @@ void CudaBackend::finish_lean_scores(const BackwardCall& call) {
                           .bias2 = device_bias(call.experts.bias2),
                           .score_offset = score_offset(),
                           .scores = metadata_.scores,
-                          .grad_h3 = activations_at(scratch_.grad_h3),
-                          .row_scores = row_scores(),
-                          .score_parts = score_parts(),
                           .row_bytes = setup_.config.hidden_dim * 2,
                           .limits = route_limits(),
                           .num_score_parts = static_cast<std::int32_t>(num_score_parts()),
@@ -250,6 +228,7 @@ void CudaBackend::add_weight_gradient(const BackwardCall& call, const GradientDe
   if (out.data == nullptr || num_local() == 0) return;
   args.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame);
   args.expert_begin = metadata_.expert_begin;
+  args.buffer = activations_at(0);
   args.out = device_gradient(out, args.out.interleaved_rows);
   args.num_experts = static_cast<std::int32_t>(num_local());
   CUtensorMap grads;
@@ -265,13 +244,13 @@ void CudaBackend::add_weight_gradient(const BackwardCall& call, const GradientDe
 }
 
 void CudaBackend::add_bias_gradient(const BackwardCall& call, const GradientDestination& out,
-                                    std::int64_t grads_offset, std::int64_t width,
+                                    const std::uint64_t* grads, std::int64_t width,
                                     std::int64_t half) const {
   if (out.data == nullptr) return;
   DISTMOE_CUDA_CHECK(
       launch_bias_gradient({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
                             .expert_begin = metadata_.expert_begin,
-                            .grads = activations_at(grads_offset),
+                            .grads = grads,
                             .out = device_gradient(out, half),
                             .num_experts = static_cast<std::int32_t>(num_local()),
                             .width = static_cast<std::int32_t>(width)},
@@ -282,11 +261,11 @@ void CudaBackend::w2_wgrad(const BackwardCall& call) {
   const DeviceScope scope(setup_.device);
   const Config& config = setup_.config;
   add_weight_gradient(call, call.grad_w2_LDF,
-                      {.grads_offset = scratch_.grad_h3,
-                       .activations_offset = scratch_.h2,
+                      {.grads = &scratch()->hidden_rows,
+                       .activations = &scratch()->h2,
                        .m = static_cast<std::int32_t>(config.hidden_dim),
                        .n = static_cast<std::int32_t>(config.intermediate_dim)});
-  add_bias_gradient(call, call.grad_bias2_LD, scratch_.grad_h3, config.hidden_dim, 0);
+  add_bias_gradient(call, call.grad_bias2_LD, &scratch()->hidden_rows, config.hidden_dim, 0);
 }
 
 void CudaBackend::w13_wgrad(const BackwardCall& call) {
@@ -295,12 +274,12 @@ void CudaBackend::w13_wgrad(const BackwardCall& call) {
   const std::int64_t half =
       config.gate_up_layout == GateUpLayout::kInterleaved ? config.intermediate_dim : 0;
   add_weight_gradient(call, call.grad_w13_L2FD,
-                      {.grads_offset = scratch_.h1,
-                       .training = training_frame(),
+                      {.grads = &scratch()->h1,
+                       .activations = &training_frame()->x,
                        .out = {.interleaved_rows = static_cast<std::int32_t>(half)},
                        .m = static_cast<std::int32_t>(2 * config.intermediate_dim),
                        .n = static_cast<std::int32_t>(config.hidden_dim)});
-  add_bias_gradient(call, call.grad_bias13_L2F, scratch_.h1, 2 * config.intermediate_dim, half);
+  add_bias_gradient(call, call.grad_bias13_L2F, &scratch()->h1, 2 * config.intermediate_dim, half);
 }
 
 void CudaBackend::w13_dgrad_scatter(const BackwardCall& call) {
@@ -308,8 +287,7 @@ void CudaBackend::w13_dgrad_scatter(const BackwardCall& call) {
   const Config& config = setup_.config;
   if (num_local() > 0) {
     GroupedGemmArgs args = backward_args(Product::kW13Dgrad);
-    args.tokens = {.base = activations_at(scratch_.h1),
-                   .stride_bytes = 4 * config.intermediate_dim};
+    args.tokens = {.base_at = &scratch()->h1, .stride_bytes = 4 * config.intermediate_dim};
     args.result = {.address = metadata_.result_row_address};
     args.m = static_cast<std::int32_t>(config.hidden_dim);
     args.k = static_cast<std::int32_t>(config.intermediate_dim);

@@ -2,6 +2,8 @@
 //
 // What the expert products of a call are made of: sizes, biases, tensor maps of the weights, and
 // the arguments of the kernel that makes a call of few rows at once.
+#include <algorithm>
+
 #include "backend/cuda/cuda_backend.hpp"
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/select/few_rows_choice.hpp"
@@ -33,11 +35,11 @@ GroupedGemmArgs CudaBackend::product_args(Product product) const {
 }
 
 RowTable CudaBackend::h2_rows() const {
-  return {.base = h2_, .stride_bytes = setup_.config.intermediate_dim * 2};
+  return {.base_at = &scratch()->h2, .stride_bytes = setup_.config.intermediate_dim * 2};
 }
 
 RowTable CudaBackend::h3_rows() const {
-  return {.base = h3(), .stride_bytes = setup_.config.hidden_dim * 2};
+  return {.base_at = &scratch()->hidden_rows, .stride_bytes = setup_.config.hidden_dim * 2};
 }
 
 std::int64_t CudaBackend::num_local() const {
@@ -120,7 +122,7 @@ GatherPull CudaBackend::pull_args() const {
   return {.source_address = metadata_.gather_source,
           .gather_index = metadata_.gather_index,
           .ready = memory_.buffer_of<std::uint32_t>(buffer_name::kGatherFlags),
-          .buffer = gather_buffer_,
+          .buffer = &scratch()->hidden_rows,
           .buffer_stride_bytes = setup_.config.hidden_dim * 2,
           .num_pullers = choice_.pulling_clusters};
 }
@@ -140,7 +142,6 @@ FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTil
     args.w13.pull = pull_args();
     args.w2.result = result_rows();
   } else {
-    args.w2.result = h3_rows();
     add_whole_call(call, args);
   }
   return args;
@@ -149,6 +150,12 @@ FewRowsArgs CudaBackend::few_rows_args(const ForwardCall& call, const FewRowsTil
 void CudaBackend::add_whole_call(const ForwardCall& call, FewRowsArgs& args) const {
   const TensorView& ids = call.topk_ids_TK;
   const TensorView& scores = call.topk_scores_TK;
+  // R is at most T * K, or the call fails: that many rows have a place that is known here.
+  const std::int64_t rows = std::min(call.num_tokens * setup_.config.top_k, capacity_rows_);
+  const ScratchPlace place = place_scratch(scratch_limits(), rows);
+  args.w13.result = {.base = place.h2, .stride_bytes = setup_.config.intermediate_dim * 2};
+  args.w2.tokens = args.w13.result;
+  args.w2.result = {.base = place.hidden_rows, .stride_bytes = setup_.config.hidden_dim * 2};
   args.call = call.index;
   args.state = memory_.buffer_of<CallState>(buffer_name::kCallState);
   args.arrivals = memory_.buffer_of<std::uint32_t>(buffer_name::kArrivals);

@@ -94,7 +94,7 @@ RouteArgs CudaBackend::route_args(const ForwardCall& call) const {
           .sums = sum_tables(),
           .x = address_of(call.x_TD),
           .x_stride_bytes = row_stride_bytes(call.x_TD),
-          .gather_buffer = gather_buffer_,
+          .scratch = scratch_limits(),
           .row_bytes = setup_.config.hidden_dim * 2,
           .capacity_rows = capacity_rows_,
           .gather_rows = gather_rows(),

@@ -15,6 +15,7 @@
 
 namespace distmoe::cuda {
 
+static_assert(kStageK == cuda_layout::kGradientStageRows);
 static_assert(sizeof(TrainingFrame) == cuda_layout::kTrainingFrameBytes);
 static_assert(sizeof(SlotState) == kSlotStateBytes);
 static_assert(sizeof(SavedLayer) == kSavedLayerBytes);
@@ -70,8 +71,7 @@ SlotArgs CudaBackend::slot_args(const SlotTicket& ticket) const {
           .slot_index = ticket.slot,
           .slot_layers = ticket.slot_layers,
           .activations = activations_at(0),
-          .scratch_x = scratch_.x,
-          .scratch_h1 = scratch_.h1,
+          .scratch = scratch_limits(),
           .ids_window = memory_.address(buffer_name::kIdWindow)};
 }
 
@@ -128,15 +128,13 @@ void CudaBackend::carve(const ForwardCall& call) {
       row_blocks(), stream));
 }
 
-void CudaBackend::spread_x(const TensorView& x_TD, bool is_backward, std::uint64_t gather_buffer,
-                           cudaStream_t stream) {
+void CudaBackend::spread_x(const TensorView& x_TD, bool is_backward, cudaStream_t stream) {
   DISTMOE_CUDA_CHECK(
       launch_spread_x({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
                        .training = training_frame(),
                        .rows = token_rows(),
                        .x = address_of(x_TD),
                        .x_stride_bytes = row_stride_bytes(x_TD),
-                       .gather_buffer = gather_buffer,
                        .gather_source = metadata_.gather_source,
                        .row_bytes = setup_.config.hidden_dim * 2,
                        .is_backward = is_backward ? 1 : 0,
@@ -184,10 +182,11 @@ void CudaBackend::reset_slots() {
 
 RegionPeaks CudaBackend::region_peaks() {
   const DeviceScope scope(setup_.device);
-  const LayerDims dims = layer_dims(setup_.config);
   RegionPeaks peaks;
   const std::int64_t rows = read_state().peak_rows;
-  peaks.device_scratch_bytes = scratch_layout(dims, rows, memory_.activation_bytes()).bytes;
+  const std::int64_t scratch = scratch_bytes(scratch_limits(), rows);
+  peaks.device_scratch_bytes = std::min(scratch, setup_.plan.device_scratch_bytes);
+  peaks.host_scratch_bytes = scratch - peaks.device_scratch_bytes;
   std::vector<SlotState> slots(static_cast<std::size_t>(setup_.plan.num_slots));
   if (slots.empty()) return peaks;
   copy_from_device(slots.data(), memory_.buffer(buffer_name::kSlotStates),

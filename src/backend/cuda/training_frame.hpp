@@ -14,7 +14,6 @@ struct alignas(128) TrainingFrame {
   std::uint64_t h1;       ///< BF16 [R, 2F]; 0 in a forward that recomputes
   std::uint64_t kept_x;   ///< BF16 [T, D] own rows of a layer that recomputes or is lean, else 0
   std::uint64_t kept_h3;  ///< BF16 [T, K, D] of own routes of a layer that saves, else 0
-  std::int64_t x_offset;  ///< of x in the activation buffer, in bytes
   std::int32_t is_recomputed;
   std::int32_t reserved;
 };

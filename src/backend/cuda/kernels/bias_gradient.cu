@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads)
   const int end = is_failed ? 0 : args.expert_begin[expert + 1];
   const bool accumulates = args.out.accumulates != 0;
   if (begin == end && accumulates) return;
-  const auto* grads = reinterpret_cast<const __nv_bfloat16*>(args.grads) + column;
+  const auto* grads = reinterpret_cast<const __nv_bfloat16*>(*args.grads) + column;
   float sum = is_failed ? __int_as_float(0x7FFFFFFF) : 0.0f;
 #pragma unroll 8
   for (int row = begin; row < end; ++row) {

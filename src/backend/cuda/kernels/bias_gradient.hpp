@@ -12,7 +12,7 @@ namespace distmoe::cuda {
 struct BiasGradientArgs {
   const CallFrame* frame = nullptr;
   const std::int32_t* expert_begin = nullptr;  ///< [L + 1]
-  std::uint64_t grads = 0;                     ///< BF16 [R, width]
+  const std::uint64_t* grads = nullptr;        ///< on the device: where BF16 [R, width] is
   WeightGradient out{};                        ///< [L, width]
   std::int32_t num_experts = 0;                ///< L
   std::int32_t width = 0;

@@ -33,7 +33,7 @@ struct alignas(128) CallState {
   /// The first fault since the last check, and the call in which it was.
   FaultRecord first_fault;
   std::int64_t first_fault_call;
-  /// The most rows that a call has routed to this rank.
+  /// The most rows that scratch was placed for.
   std::int64_t peak_rows;
   /// Of the last call with clip statistics.
   unsigned long long clipped_gates;

@@ -157,7 +157,8 @@ __global__ void __launch_bounds__(kRowThreads)
   extern __shared__ uint4 dy_row[];
   if (args.frame->failed != 0) return;
   const int num_tokens = args.num_tokens + args.frame->num_gather_rows;
-  const bool is_lean = args.row_scores != nullptr;
+  const bool is_lean = args.is_lean != 0;
+  const std::uint64_t grad_h3 = args.frame->scratch.hidden_rows;
   const bool has_h3 = args.training->is_recomputed != 0 && !is_lean;
   const int num_vectors = static_cast<int>(args.row_bytes / 16);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -174,10 +175,10 @@ __global__ void __launch_bounds__(kRowThreads)
       const std::int64_t row = token.rows[k];
       if (row < 0) continue;
       const float score = token.scores[k];
-      auto* out = reinterpret_cast<uint4*>(args.grad_h3 + row * args.row_bytes);
+      auto* out = reinterpret_cast<uint4*>(grad_h3 + row * args.row_bytes);
       if (is_lean) {
         for (int vector = lane; vector < num_vectors; vector += 32) out[vector] = dy_row[vector];
-        if (lane == 0) args.row_scores[row] = score;
+        if (lane == 0) lean_scores(*args.frame).of_rows[row] = score;
         continue;
       }
       if (args.norm.is_given != 0) {
@@ -237,29 +238,30 @@ __global__ void __launch_bounds__(kRowThreads)
   constexpr int kWarps = kRowThreads / 32;
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int num_vectors = static_cast<int>(args.row_bytes / 16);
+  const LeanScores scores = lean_scores(*args.frame);
   for (int row = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
        row < args.frame->num_rows; row += static_cast<int>(gridDim.x * kWarps)) {
-    auto* dy = reinterpret_cast<uint4*>(args.grad_h3 + std::int64_t{row} * args.row_bytes);
+    auto* dy = reinterpret_cast<uint4*>(args.frame->scratch.hidden_rows + std::int64_t{row} * args.row_bytes);
     float sum = 0.0f;
     for (int part = lane; part < args.num_score_parts; part += 32) {
-      sum = __fadd_rn(sum, args.score_parts[std::int64_t{row} * args.num_score_parts + part]);
+      sum = __fadd_rn(sum, scores.parts[std::int64_t{row} * args.num_score_parts + part]);
     }
     sum = sum_of_lanes(sum);
     if (args.bias2.data != nullptr) {
       sum = __fadd_rn(sum, sum_of_lanes(dot_bias(args, dy, row, lane)));
     }
-    const float score = args.row_scores[row];
+    const float score = scores.of_rows[row];
     for (int vector = lane; vector < num_vectors; vector += 32) {
       dy[vector] = scaled_vector(dy[vector], score);
     }
     if (lane != 0) continue;
     const RowOrigin origin = args.row_origin[row];
     if (!is_within(args.limits, origin)) continue;
-    float* scores =
+    float* grads =
         args.score_offset == 0
             ? args.scores
             : reinterpret_cast<float*>(args.windows[origin.source].ids + args.score_offset);
-    scores[std::int64_t{origin.token} * args.top_k + origin.k] = sum;
+    grads[std::int64_t{origin.token} * args.top_k + origin.k] = sum;
   }
 }
 

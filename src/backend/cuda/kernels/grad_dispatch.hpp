@@ -53,9 +53,8 @@ struct GradH3Args {
   std::int64_t dy_offset = 0;     ///< of dy in a dispatch window
   std::int64_t score_offset = 0;  ///< of scores in an id window; 0: a single rank, `scores` is used
   float* scores = nullptr;        ///< [T, K]
-  std::uint64_t grad_h3 = 0;      ///< BF16 [R, D]; holds h3 of rows that were computed again
   NormArgs norm{};
-  float* row_scores = nullptr;  ///< [R] lean: grad_h3 becomes dy, and the row's score lies here
+  std::int32_t is_lean = 0;  ///< grad_h3 becomes dy, and the row's score is kept, see LeanScores
   std::int64_t row_bytes = 0;
   std::int32_t num_tokens = 0;
   std::int32_t top_k = 0;
@@ -71,9 +70,6 @@ struct LeanScoreArgs {
   DeviceBias bias2{};
   std::int64_t score_offset = 0;  ///< as in GradH3Args
   float* scores = nullptr;
-  std::uint64_t grad_h3 = 0;  ///< dy of every row
-  const float* row_scores = nullptr;
-  const float* score_parts = nullptr;  ///< [R, num_score_parts]
   std::int64_t row_bytes = 0;
   RouteLimits limits;
   std::int32_t num_score_parts = 0;
@@ -91,7 +87,7 @@ cudaError_t launch_publish_grad(const PublishGradArgs& args, int num_blocks, cud
 /// One group an expert, for every product of the backward; finds refusals of peers. W13 and W2 have
 /// none where the slot kept what they make; a norm needs h3 of peers' routes, and so W2.
 cudaError_t launch_list_groups(const ListGroupsArgs& args, cudaStream_t stream);
-/// grad_h3[r] = bf16(dy[token of r] * score of r). Where h3 lies in that place first, the score is
+/// Scratch's grad_h3[r] = bf16(dy[token of r] * score of r). Where h3 lies in that place first, the score is
 /// replaced by its gradient sum_d h3 dy. With a norm grad_h3 is taken back through it, from that h3
 /// or, of this rank's own routes, from what the slot keeps, and the score always replaced.
 cudaError_t launch_grad_h3(const GradH3Args& args, int num_blocks, cudaStream_t stream);

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) restore_h2(const __grid_constant__ R
   if (args.frame->failed != 0 || args.training->is_recomputed != 0) return;
   constexpr float kLog2E = 1.4426950408889634f;
   const float scale = kIsClamped ? -kLog2E * args.swiglu.alpha : -kLog2E;
-  auto* h2 = reinterpret_cast<uint4*>(args.h2);
+  auto* h2 = reinterpret_cast<uint4*>(args.frame->scratch.h2);
   for_each_pair(
       args.training->h1, args.frame->num_rows, args.width,
       [&](const PackedColumns<kColumns>& gate, const PackedColumns<kColumns>& up, std::int64_t i) {
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads) restore_h2(const __grid_constant__ R
 
 __global__ void begin_clip(const __grid_constant__ ClipArgs args) {
   const std::uint64_t kept = args.training != nullptr ? args.training->h1 : 0;
-  args.frame->h1 = kept != 0 ? kept : args.scratch_h1;
+  args.frame->h1 = kept != 0 ? kept : args.frame->scratch.h1;
   args.state->clipped_gates = args.state->clipped_ups = 0;
 }
 

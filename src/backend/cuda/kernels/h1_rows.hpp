@@ -17,7 +17,6 @@ namespace distmoe::cuda {
 struct RestoreH2Args {
   const CallFrame* frame = nullptr;
   const TrainingFrame* training = nullptr;
-  std::uint64_t h2 = 0;  ///< BF16 [R, F]
   SwigluArgs swiglu{};
   std::int32_t width = 0;  ///< F
 };
@@ -26,7 +25,6 @@ struct ClipArgs {
   CallState* state = nullptr;
   CallFrame* frame = nullptr;
   const TrainingFrame* training = nullptr;  ///< of a saving call, else null
-  std::uint64_t scratch_h1 = 0;             ///< where h1 goes that no slot keeps
   float limit = 0.0f;
   std::int32_t width = 0;  ///< F, a multiple of 8
   void* counts = nullptr;  ///< [3] int64, or FP32
@@ -36,7 +34,7 @@ struct ClipArgs {
 /// Loads the kernels on the current device; once, outside of captures, before any call.
 cudaError_t prepare_h1_rows();
 
-/// h2 = SwiGLU(h1) of a layer whose h1 was kept, with the bits of the forward; of another nothing.
+/// Scratch's h2 = SwiGLU(h1) of a layer whose h1 was kept, with the bits of the forward; of another nothing.
 cudaError_t launch_restore_h2(const RestoreH2Args& args, int num_blocks, cudaStream_t stream);
 
 /// Before W13: frame->h1 becomes the place of h1, and nothing is counted yet.

@@ -45,7 +45,7 @@ struct RouteArgs {
   SumTables sums;       ///< with combine per_rank
   std::uint64_t x = 0;  ///< this rank's own x
   std::int64_t x_stride_bytes = 0;
-  std::uint64_t gather_buffer = 0;
+  ScratchLimits scratch{};
   std::int64_t row_bytes = 0;      ///< 2 * D
   std::int64_t capacity_rows = 0;  ///< rows of the plan
   std::int64_t gather_rows = 0;    ///< of them, that the plan gathers at most

@@ -274,6 +274,7 @@ __device__ void list_groups(const RouteArgs& args, std::int32_t num_gathered,
     args.expert_begin[local.count] = num_rows;
     args.frame->num_rows = num_rows;
     args.frame->num_gather_rows = num_gathered;
+    args.frame->scratch = place_scratch(args.scratch, num_rows);
     for (const Product product : {Product::kW13, Product::kW2}) {
       args.frame->counts[static_cast<int>(product)] = {all.groups, all.pairs};
     }

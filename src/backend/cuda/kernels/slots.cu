@@ -26,7 +26,6 @@ __device__ TrainingFrame kept_layer(const SlotArgs& args) {
     return frame;
   }
   frame.x = args.activations + kept.x;
-  frame.x_offset = kept.x;
   frame.kept_h3 = args.activations + kept.h3;
   return frame;
 }
@@ -52,12 +51,10 @@ __global__ void begin_backward(const __grid_constant__ SlotArgs args) {
     frame.failed = 1;
   } else if (frame.failed == 0) {
     frame.num_rows = *args.num_rows;
+    frame.scratch = place_scratch(args.scratch, frame.num_rows);
     training = kept_layer(args);
-    if (training.kept_x != 0) {
-      training.x = args.activations + args.scratch_x;
-      training.x_offset = args.scratch_x;
-    }
-    if (args.layer->is_recomputed) training.h1 = args.activations + args.scratch_h1;
+    if (training.kept_x != 0) training.x = frame.scratch.x;
+    if (args.layer->is_recomputed) training.h1 = frame.scratch.h1;
   }
   *args.frame = frame;
   *args.training = training;

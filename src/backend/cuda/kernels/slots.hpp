@@ -31,8 +31,7 @@ struct SlotArgs {
   std::int64_t slot_index = 0;
   std::int64_t slot_layers = 0;   ///< depth that was selected
   std::uint64_t activations = 0;  ///< the activation buffer
-  std::int64_t scratch_x = 0;     ///< offsets in it, of a layer that is computed again
-  std::int64_t scratch_h1 = 0;
+  ScratchLimits scratch{};
   std::uint64_t ids_window = 0;
   std::int64_t num_tokens = 0;
 };

@@ -75,7 +75,9 @@ __device__ inline void end_few_rows_call(const FewRowsArgs& args, const FewRowsT
     frame.fault = few_rows_fault(args, tables);
     keep_first_fault(state, frame);
   } else {
-    state.peak_rows = max(state.peak_rows, std::int64_t{tables.num_rows});
+    // The host placed scratch for every route, see CudaBackend::add_whole_call().
+    const std::int64_t routes = std::int64_t{args.num_tokens} * args.top_k;
+    state.peak_rows = max(state.peak_rows, min(routes, args.capacity_rows));
   }
   *args.frame = frame;
 }
@@ -207,12 +209,13 @@ __device__ __forceinline__ void wait_for_h2(const FewRowsArgs& args, const FewRo
 __device__ inline void pull_few_rows(const FewRowsArgs& args, const FewRowsTables& tables) {
   const GatherPull& pull = args.w13.pull;
   const int num_rows = args.frame->num_gather_rows;
+  const std::uint64_t buffer = *pull.buffer;
   const bool is_first_lane = threadIdx.x % 32 == 0;
   while (true) {
     const int drawn = is_first_lane ? atomicAdd(&args.frame->next_gather_chunk, 1) : 0;
     const int row = __shfl_sync(kAllLanes, drawn, 0);
     if (row >= num_rows) return;
-    copy_row(pull.source_address[row], pull.buffer + row * pull.buffer_stride_bytes,
+    copy_row(pull.source_address[row], buffer + row * pull.buffer_stride_bytes,
              args.w13.k * 2);
     __syncwarp();
     if (is_first_lane) ptx::add_release_gpu(&args.counters->pulled_rows[tables.turn], 1);

@@ -32,8 +32,8 @@ cudaError_t launch_w13_saving(const GroupedGemmArgs& args, const CUtensorMap& w1
 /// m = F, k = D; tokens: grad_h3; result: h2; *args.h1 is read, args.grad_h1 written.
 cudaError_t launch_w2_dgrad(const GroupedGemmArgs& args, const CUtensorMap& w2_map, int num_blocks,
                             cudaStream_t stream);
-/// With a row's dy, unscaled, for grad_h3. Columns of F that one part of a score's gradient has:
-inline constexpr int kScorePartColumns = kWeightRowsPerWarpgroup;
+/// With a row's dy, unscaled, for grad_h3.
+static_assert(kScorePartColumns == kWeightRowsPerWarpgroup);
 cudaError_t launch_w2_lean_dgrad(const GroupedGemmArgs& args, const CUtensorMap& w2_map,
                                  int num_blocks, cudaStream_t stream);
 /// m = D, k = F; tokens: rows of grad_h1, both halves.

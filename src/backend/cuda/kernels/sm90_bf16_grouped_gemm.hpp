@@ -31,7 +31,8 @@ struct GatherPull {
   const std::uint64_t* source_address = nullptr;  ///< [num_gather_rows], peer memory
   const std::int32_t* gather_index = nullptr;     ///< [R]: row of the gather buffer, -1 for local
   std::uint32_t* ready = nullptr;  ///< [ceil(gather rows / kGatherChunkRows)], epoch of the arrival
-  std::uint64_t buffer = 0;        ///< the gather buffer; token rows' addresses point into it
+  /// On the device: where the gather buffer is; token rows' addresses point into it.
+  const std::uint64_t* buffer = nullptr;
   std::int64_t buffer_stride_bytes = 0;
   std::int32_t num_pullers = 0;  ///< clusters that pull before they compute
   std::int32_t reserved = 0;
@@ -57,11 +58,7 @@ struct GroupedGemmArgs {
   SwigluArgs swiglu;
   // Training, see sm90_bf16_grad_gemm.hpp.
   const std::uint64_t* h1 = nullptr;  ///< on the device: where BF16 [R, 2F] is; 0: not kept
-  std::uint64_t grad_h1 = 0;          ///< BF16 [R, 2F], which may take the place of h1
-  // Of activation_policy lean alone.
-  const float* row_scores = nullptr;  ///< [R]
-  float* score_parts = nullptr;       ///< [R, num_score_parts] sums over kScorePartColumns of F
-  std::int32_t num_score_parts = 0;
+  std::int32_t num_score_parts = 0;   ///< lean: sums over kScorePartColumns of F
   std::uint64_t timeout_ns = 0;      ///< of the wait for pulled rows
   std::int32_t lets_next_start = 0;  ///< W13: W2 may take the SMs that it leaves
   std::int32_t others_rows = -1;     ///< a call of at most so many rows is another kernel's

@@ -102,16 +102,18 @@ __device__ inline void run_wgrad_load(const WgradArgs& args, const CUtensorMap& 
                                       const CUtensorMap& activations, WgradStorage& shared,
                                       WgradTiles tiles) {
   constexpr std::uint16_t kBothBlocks = (1 << kClusterBlocks) - 1;
-  constexpr std::int64_t kUnit = kRowBytes;
+  constexpr std::uint64_t kUnit = kRowBytes;
   const int half = static_cast<int>(blockIdx.x % kClusterBlocks);
-  const std::int64_t b_offset =
-      args.training != nullptr ? args.training->x_offset : args.activations_offset;
+  const auto first_unit = [&](const std::uint64_t* operand) {
+    return static_cast<std::int32_t>((*operand - args.buffer) / kUnit);
+  };
+  const std::int32_t a_begin = first_unit(args.grads);
+  const std::int32_t b_begin = first_unit(args.activations);
   StagePosition stage;
   WgradTile tile;
   while (tiles.next(tile)) {
-    const auto a_unit = static_cast<std::int32_t>(args.grads_offset / kUnit) + tile.m / kStageK +
-                        half * kWgradChunksA;
-    const auto b_unit = static_cast<std::int32_t>(b_offset / kUnit) + tile.n / kStageK;
+    const std::int32_t a_unit = a_begin + tile.m / kStageK + half * kWgradChunksA;
+    const std::int32_t b_unit = b_begin + tile.n / kStageK;
     for (int i = 0; i < tile.num_stages(); ++i, stage.advance()) {
       ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
       ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,

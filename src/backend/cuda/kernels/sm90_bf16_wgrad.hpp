@@ -28,10 +28,10 @@ struct WeightGradient {
 struct WgradArgs {
   const CallFrame* frame = nullptr;
   const std::int32_t* expert_begin = nullptr;  ///< [L + 1]
-  /// Offsets in the activation buffer, multiples of 128 bytes.
-  std::int64_t grads_offset = 0;
-  std::int64_t activations_offset = 0;
-  const TrainingFrame* training = nullptr;  ///< given: its x are the activations
+  /// On the device: where the operands' rows are, at multiples of 128 bytes from `buffer`.
+  const std::uint64_t* grads = nullptr;
+  const std::uint64_t* activations = nullptr;
+  std::uint64_t buffer = 0;  ///< the activation buffer
   WeightGradient out{};
   std::int32_t num_experts = 0;  ///< L
   std::int32_t m = 0;

@@ -51,7 +51,7 @@ __global__ void list_rows(const __grid_constant__ ListRowsArgs args) {
     }
     if (!places) continue;
     args.token_row_address[row] = is_own ? args.training->kept_x + token * args.row_bytes
-                                         : args.gather_buffer + gathered * args.row_bytes;
+                                         : args.frame->scratch.hidden_rows + gathered * args.row_bytes;
   }
 }
 
@@ -76,12 +76,13 @@ __global__ void spread_x(const __grid_constant__ SpreadXArgs args) {
   const bool is_pulled = !is_forward && training.is_recomputed == 0;
   const int num_tokens = args.num_tokens;
   const int num_gathered = training.x != 0 ? args.frame->num_gather_rows : 0;
+  const std::uint64_t gather_buffer = args.frame->scratch.hidden_rows;
   for (int i = static_cast<int>(blockIdx.x); i < num_tokens + num_gathered;
        i += static_cast<int>(gridDim.x)) {
     if (i >= num_tokens) {
       const std::int64_t gathered = i - num_tokens;
       spread_row(
-          is_pulled ? args.gather_source[gathered] : args.gather_buffer + gathered * args.row_bytes,
+          is_pulled ? args.gather_source[gathered] : gather_buffer + gathered * args.row_bytes,
           args.rows.gathered + gathered * args.top_k, args.top_k, training.x, args.row_bytes);
       continue;
     }

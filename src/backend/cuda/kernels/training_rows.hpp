@@ -39,7 +39,6 @@ struct ListRowsArgs {
   const std::int32_t* gather_index = nullptr;  ///< [R]
   /// A backward: where W13, run again, finds the row of x, in kept_x or in the gather buffer.
   std::uint64_t* token_row_address = nullptr;
-  std::uint64_t gather_buffer = 0;
   /// A single rank: where W2, or W13's DGRAD, stores the row: in the slot's h3 where a forward
   /// keeps it, else in `results`. A backward with combine per_rank: where W13's DGRAD stores it, in
   /// the combine window of the owner.
@@ -59,7 +58,6 @@ struct SpreadXArgs {
   TokenRows rows;
   std::uint64_t x = 0;  ///< own rows of a forward
   std::int64_t x_stride_bytes = 0;
-  std::uint64_t gather_buffer = 0;
   /// [G] rows in peers' windows, of a lean layer, whose gather buffer nothing has filled.
   const std::uint64_t* gather_source = nullptr;
   std::int64_t row_bytes = 0;

@@ -140,6 +140,8 @@ class SwigluGradientStore {
       : args_(args), staged_(column, thread), result_row_(result_row + staged_.token) {
     is_stored_ = staged_.column < args.m;
     h1_ = *args.h1;
+    grad_h1_ = args.frame->scratch.h1;
+    h2_begin_ = base_of(args.result);
   }
 
   template <int kStream>
@@ -169,7 +171,7 @@ class SwigluGradientStore {
       take_back(gate_[step].y, up_[step].y, grad_[step].y, grad_gate.y, grad_up.y, h2.y);
       take_back(gate_[step].z, up_[step].z, grad_[step].z, grad_gate.z, grad_up.z, h2.z);
       take_back(gate_[step].w, up_[step].w, grad_[step].w, grad_gate.w, grad_up.w, h2.w);
-      const std::uint64_t out = args_.grad_h1 + h1_offset(step);
+      const std::uint64_t out = grad_h1_ + h1_offset(step);
       *reinterpret_cast<uint4*>(out) = grad_gate;
       *reinterpret_cast<uint4*>(out + args_.m * 2) = grad_up;
       *reinterpret_cast<uint4*>(h2_[step]) = h2;
@@ -179,7 +181,7 @@ class SwigluGradientStore {
  private:
   /// Rows of h1 are twice as wide as those of h2.
   __device__ __forceinline__ std::int64_t h1_offset(int step) const {
-    return 2 * static_cast<std::int64_t>(h2_[step] - args_.result.base) - staged_.column * 2;
+    return 2 * static_cast<std::int64_t>(h2_[step] - h2_begin_) - staged_.column * 2;
   }
   __device__ __forceinline__ void take_back(std::uint32_t gate, std::uint32_t up,
                                             std::uint32_t grad, std::uint32_t& grad_gate,
@@ -197,6 +199,8 @@ class SwigluGradientStore {
   Staged staged_;
   const std::uint64_t* result_row_;
   std::uint64_t h1_;
+  std::uint64_t grad_h1_;
+  std::uint64_t h2_begin_;
   bool is_stored_;
   std::uint64_t h2_[kSteps];  ///< where it goes; 0: nowhere
   uint4 grad_[kSteps];

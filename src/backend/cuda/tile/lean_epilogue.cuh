@@ -28,6 +28,9 @@ class LeanGradientStore {
     row_begin_ = row_begin + token;
     part_ = column / kWeightRowsPerWarpgroup;
     h1_ = *args.h1;
+    grad_h1_ = args.frame->scratch.h1;
+    h2_begin_ = base_of(args.result);
+    scores_ = lean_scores(*args.frame);
   }
 
   template <int kStream>
@@ -47,7 +50,7 @@ class LeanGradientStore {
   __device__ __forceinline__ void store() const {
     float sum = 0.0f;
     if (h2_ != 0) {
-      const float score = args_.row_scores[row_];
+      const float score = scores_.of_rows[row_];
       uint4 grad_gate;
       uint4 grad_up;
       uint4 h2;
@@ -55,7 +58,7 @@ class LeanGradientStore {
       take_back(score, gate_.y, up_.y, a_[0].z, a_[0].w, grad_gate.y, grad_up.y, h2.y, sum);
       take_back(score, gate_.z, up_.z, a_[1].x, a_[1].y, grad_gate.z, grad_up.z, h2.z, sum);
       take_back(score, gate_.w, up_.w, a_[1].z, a_[1].w, grad_gate.w, grad_up.w, h2.w, sum);
-      const std::uint64_t out = args_.grad_h1 + h1_offset();
+      const std::uint64_t out = grad_h1_ + h1_offset();
       *reinterpret_cast<uint4*>(out) = grad_gate;
       *reinterpret_cast<uint4*>(out + args_.m * 2) = grad_up;
       *reinterpret_cast<uint4*>(h2_) = h2;
@@ -65,14 +68,14 @@ class LeanGradientStore {
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, half));
     }
     if (row_ >= 0 && threadIdx.x % kChunks == 0) {
-      args_.score_parts[static_cast<std::int64_t>(row_) * args_.num_score_parts + part_] = sum;
+      scores_.parts[static_cast<std::int64_t>(row_) * args_.num_score_parts + part_] = sum;
     }
   }
 
  private:
   /// Rows of h1 are twice as wide as those of h2.
   __device__ __forceinline__ std::int64_t h1_offset() const {
-    return 2 * static_cast<std::int64_t>(h2_ - args_.result.base) - column_bytes_;
+    return 2 * static_cast<std::int64_t>(h2_ - h2_begin_) - column_bytes_;
   }
   __device__ __forceinline__ void take_back(float score, std::uint32_t gate, std::uint32_t up,
                                             std::uint32_t a_low, std::uint32_t a_high,
@@ -95,6 +98,9 @@ class LeanGradientStore {
   const GroupedGemmArgs& args_;
   const std::uint64_t* result_row_;
   std::uint64_t h1_;
+  std::uint64_t grad_h1_;
+  std::uint64_t h2_begin_;
+  LeanScores scores_;
   std::uint64_t h2_ = 0;  ///< where it goes; 0: nowhere
   std::uint32_t offset_;
   int column_bytes_;

@@ -17,6 +17,7 @@ namespace distmoe::cuda {
 __device__ inline void pull_rows(const GatherPull& pull, CallFrame* frame, GemmStorage& shared,
                                  int row_bytes) {
   const int num_rows = frame->num_gather_rows;
+  const std::uint64_t buffer = *pull.buffer;
   const int warp = static_cast<int>(threadIdx.x / 32);
   constexpr int kWarps = kGemmThreads / 32;
   while (true) {
@@ -27,7 +28,7 @@ __device__ inline void pull_rows(const GatherPull& pull, CallFrame* frame, GemmS
     if (begin >= num_rows) return;
     const int end = min(begin + kGatherChunkRows, num_rows);
     for (int row = begin + warp; row < end; row += kWarps) {
-      copy_row(pull.source_address[row], pull.buffer + row * pull.buffer_stride_bytes, row_bytes);
+      copy_row(pull.source_address[row], buffer + row * pull.buffer_stride_bytes, row_bytes);
     }
     __syncthreads();
     if (threadIdx.x == 0) {
