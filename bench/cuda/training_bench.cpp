@@ -3,13 +3,15 @@
 // Times a saving forward and its backward, whole and step by step, on the shapes of known models:
 // random routing, random data, fresh weight gradients. Medians over rounds, of the first rank;
 // ranks are threads that take the GPUs in turn.
-//   bench_cuda_training [tokens] [rounds] [bf16|f32] [ranks] [full|lean]      (8192 9 bf16 1 full)
+//   bench_cuda_training [tokens] [rounds] [bf16|f32] [ranks] [full|lean] [device factor]
+//   8192 9 bf16 1 full; with a device factor all other rows have scratch on the host
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -149,26 +151,32 @@ struct Options {
   DType wgrad = DType::kBF16;
   int ranks = 1;
   ActivationPolicy policy = ActivationPolicy::kFull;
+  /// Given: scratch of the device has room for so much of the balanced rows, the host for the rest.
+  std::optional<double> device_factor;
 };
 
 void time_model(const Model& model, const Options& options_of_run,
                 const std::shared_ptr<Communicator>& communicator) {
   const auto [name, d, f, experts_of_model, top_k, is_per_rank] = model;
-  const auto [tokens, rounds, wgrad, ranks, policy] = options_of_run;
+  const auto [tokens, rounds, wgrad, ranks, policy, device_factor] = options_of_run;
   const int rank = communicator->rank();
   const int device = rank % device_count();
   check(cudaSetDevice(device));
   const std::int64_t all_experts = is_per_rank ? experts_of_model * ranks : experts_of_model;
   const std::int64_t experts = all_experts / ranks;
-  const Config config{.max_tokens = tokens,
-                      .hidden_dim = d,
-                      .intermediate_dim = f,
-                      .top_k = top_k,
-                      .num_experts = all_experts,
-                      .max_moe_layers_per_activation_slot = 1,
-                      .activation_slot_capacity_factor = ranks > 1 ? 1.05 : 1.0,
-                      .activation_policy = policy,
-                      .timeout = std::chrono::seconds(20)};
+  Config config{.max_tokens = tokens,
+                .hidden_dim = d,
+                .intermediate_dim = f,
+                .top_k = top_k,
+                .num_experts = all_experts,
+                .max_moe_layers_per_activation_slot = 1,
+                .activation_slot_capacity_factor = ranks > 1 ? 1.05 : 1.0,
+                .activation_policy = policy,
+                .timeout = std::chrono::seconds(20)};
+  if (device_factor) {
+    config.device_scratch_capacity_factor = *device_factor;
+    config.host_scratch = HostScratch{.total_scratch_capacity_factor = 2.0};
+  }
   cudaStream_t stream = nullptr;
   check(cudaStreamCreate(&stream));
   {
@@ -242,6 +250,7 @@ int main_of(int argc, char** argv) {
   if (argc > 3 && std::string(argv[3]) == "f32") options.wgrad = DType::kF32;
   if (argc > 4) options.ranks = std::atoi(argv[4]);
   if (argc > 5 && std::string(argv[5]) == "lean") options.policy = ActivationPolicy::kLean;
+  if (argc > 6) options.device_factor = std::atof(argv[6]);
   for (const Model& model : kModels) {
     run_thread_group(options.ranks, [&](const std::shared_ptr<Communicator>& communicator) {
       time_model(model, options, communicator);

@@ -63,6 +63,24 @@ struct MemoryPlan {
   bool operator==(const MemoryPlan&) const = default;
 };
 
+/// Where the memory of a rank on a GPU with host scratch physically is: all but the communication
+/// buffers in one range of addresses [slots | host scratch | device scratch | metadata, control and
+/// workspace], in bytes that are multiples of the granularity. Pages that a section shares with its
+/// neighbour are the device's.
+struct PhysicalSections {
+  std::int64_t granularity_bytes = 0;
+  std::int64_t device_prefix_bytes = 0;  ///< slots
+  std::int64_t host_bytes = 0;           ///< 0 where host scratch fills no piece of its own
+  std::int64_t device_hot_bytes = 0;     ///< device scratch and what follows
+  std::int64_t padding_bytes = 0;        ///< of all that is no memory of the plan
+  bool operator==(const PhysicalSections&) const = default;
+};
+
+/// Of a device whose memory comes in pieces of `granularity_bytes` (NVIDIA's in 2 MiB). Pure.
+/// Throws invalid_argument for a granularity < 1.
+DISTMOE_EXPORT PhysicalSections physical_sections(const MemoryPlan& plan,
+                                                  std::int64_t granularity_bytes);
+
 /// What calls of a context took of its activation buffer, at most, on this rank. Scratch counts as
 /// it is placed for the rows of a call, with the regions that a backward would use.
 struct RegionPeaks {

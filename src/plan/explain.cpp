@@ -65,6 +65,17 @@ void write_slots(std::ostream& text, const Config& config, const MemoryPlan& pla
        << " each, and recomputes " << layers - saved << "\n";
 }
 
+/// Where a GPU has what a plan with host scratch says.
+void write_physical_sections(std::ostream& text, const MemoryPlan& plan) {
+  if (plan.target.backend != BackendKind::kCuda || plan.host_scratch_bytes == 0) return;
+  constexpr std::int64_t kNvidiaPieces = std::int64_t{2} << 20;
+  const PhysicalSections sections = physical_sections(plan, kNvidiaPieces);
+  text << kIndent << "on a GPU, in pieces of 2 MiB: "
+       << bytes_text(sections.device_prefix_bytes + sections.device_hot_bytes)
+       << " of its memory and " << bytes_text(sections.host_bytes)
+       << " of the host's, pinned; the communication buffers come on top\n";
+}
+
 void write_scratch(std::ostream& text, const Config& config, const MemoryPlan& plan) {
   const char* padded = is_block_scaled(config.precision)
                            ? " rows (every expert padded to a multiple of 128)"
@@ -90,6 +101,7 @@ void write_scratch(std::ostream& text, const Config& config, const MemoryPlan& p
     text << " for " << grouped(plan.total_scratch_rows) << padded << " with device scratch, factor "
          << plan.total_scratch_factor << "\n"
          << kIndent << exceeded;
+    write_physical_sections(text, plan);
   } else {
     text << "\n" << kIndent << "none: device scratch is the whole capacity\n";
   }

@@ -144,4 +144,24 @@ MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& targ
   return plan;
 }
 
+PhysicalSections physical_sections(const MemoryPlan& plan, std::int64_t granularity_bytes) {
+  DISTMOE_CHECK(granularity_bytes >= 1, kInvalidArgument, "granularity_bytes is ",
+                granularity_bytes, "; legal is 1 or more");
+  const auto pieces = [&](std::int64_t bytes) {
+    return checked_mul(ceil_div(bytes, granularity_bytes), granularity_bytes);
+  };
+  const std::int64_t planned = plan.allocated_bytes - plan.communication_bytes;
+  const std::int64_t all = pieces(planned);
+  const std::int64_t slots = pieces(plan.total_activation_bytes);
+  const std::int64_t hot_begin = (plan.total_activation_bytes + plan.host_scratch_bytes) /
+                                 granularity_bytes * granularity_bytes;
+  PhysicalSections sections;
+  sections.granularity_bytes = granularity_bytes;
+  sections.host_bytes = std::max<std::int64_t>(0, hot_begin - slots);
+  sections.device_prefix_bytes = sections.host_bytes > 0 ? slots : 0;
+  sections.device_hot_bytes = all - sections.device_prefix_bytes - sections.host_bytes;
+  sections.padding_bytes = all - planned;
+  return sections;
+}
+
 }  // namespace distmoe

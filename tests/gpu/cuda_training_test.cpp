@@ -4,18 +4,15 @@
 // calls, also where one replay saves and the next computes again; a forward that fails on the
 // device has a backward that fails, which changes nothing that it was to add to; a backward that
 // one host refuses fails on all ranks.
-#include "gpu/gpu_ranks.hpp"
+#include "gpu/gpu_training.hpp"
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
-#include <optional>
 
 #include "backend/cuda/cuda_check.hpp"
 #include "backend/cuda/device.hpp"
 #include "conformance/moe_gradients.hpp"
 #include "conformance/moe_refusal.hpp"
-#include "distmoe/routed_experts_backward.hpp"
 
 namespace distmoe::gpu {
 namespace {
@@ -56,56 +53,6 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CudaTraining,
 constexpr conformance::MoeShape kShape{
     .num_tokens = 120, .hidden_dim = 128, .intermediate_dim = 128, .num_experts = 9, .top_k = 4};
 
-void train(Context& context, const DeviceCall& call, const DeviceGradients& gradients,
-           void* stream = nullptr) {
-  SavedForward saved = saving_routed_experts(context, call.input(), call.weights(), call.y.view(),
-                                             {.stream = stream});
-  routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights(),
-                          gradients.destinations(), {.stream = stream});
-}
-
-/// Training contexts of ranks on `devices`, with slots as `form` says.
-GpuRun training_run(const Devices& devices, const BackwardForm& form) {
-  return {.devices = devices,
-          .counts = conformance::even_split(kShape.num_tokens, static_cast<int>(devices.size())),
-          .adjust = [factor = form.slot_factor](Config& config) {
-            config.inference = false;
-            config.activation_slot_capacity_factor = factor;
-          }};
-}
-
-/// The part of this rank; zeros elsewhere.
-GradientValues fetched(const MoeProblem& problem, const RankGradients& host,
-                       const DeviceGradients& device) {
-  device.fetch();
-  GradientValues values(problem);
-  host.copy_to(values);
-  return values;
-}
-
-/// What a rank trains.
-struct Training {
-  const MoeProblem& problem;
-  const std::vector<BF16>& dy;
-  const BackwardForm& form;
-  const GpuRun& run;
-};
-
-/// A call that must succeed.
-GradientValues trained(Context& context, const DeviceCall& call, const Training& training) {
-  const auto& [problem, dy, form, run] = training;
-  const RankGradients host(problem, dy, form, run.counts, context.rank());
-  // NOTE: cudaFree waits until the device is idle, and a peer on the same device may already wait
-  // there for this rank's next call. So the gradients of a rank live as long as its thread.
-  thread_local std::vector<std::unique_ptr<DeviceGradients>> of_this_rank;
-  const int device = run.devices[static_cast<std::size_t>(context.rank())];
-  of_this_rank.push_back(std::make_unique<DeviceGradients>(host, device));
-  const DeviceGradients& gradients = *of_this_rank.back();
-  train(context, call, gradients);
-  context.check();
-  return fetched(problem, host, gradients);
-}
-
 /// Room for a quarter of the routes, not for all.
 TEST_P(CudaTraining, AGraphSavesInOneReplayAndComputesAgainInTheNext) {
   const MoeProblem full = conformance::make_problem(kShape, RoutePattern::kDistinct, 21);
@@ -116,7 +63,7 @@ TEST_P(CudaTraining, AGraphSavesInOneReplayAndComputesAgainInTheNext) {
   const std::vector<BF16> dy = conformance::make_dy(full, 22);
   const Devices& devices = GetParam();
   const BackwardForm form{.slot_factor = 0.75};
-  const GpuRun run = training_run(devices, form);
+  const GpuRun run = training_run(kShape.num_tokens, devices, form);
   on_every_rank(full, run, [&](Context& context, DeviceCall& call, Communicator& group) {
     const int device = devices[static_cast<std::size_t>(context.rank())];
     const cuda::DeviceScope scope(device);
@@ -166,7 +113,7 @@ TEST_P(CudaTraining, TheBackwardOfAFailedForwardFailsAndAddsNothing) {
   for (const bool accumulates : {false, true}) {
     SCOPED_TRACE(accumulates ? "added" : "fresh");
     const BackwardForm form{.accumulates = accumulates, .initial = 3.0, .slot_factor = 4.0};
-    const GpuRun run = training_run(devices, form);
+    const GpuRun run = training_run(kShape.num_tokens, devices, form);
     on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
       const int device = devices[static_cast<std::size_t>(context.rank())];
       const GradientValues good = trained(context, call, {problem, dy, form, run});
@@ -213,7 +160,7 @@ TEST_P(CudaTraining, ABackwardThatOneHostRefusesFailsOnAllAndAfterAResetAllIsWel
   const Devices& devices = GetParam();
   const int refusing = static_cast<int>(devices.size()) - 1;
   const BackwardForm form{.slot_factor = 4.0};
-  const GpuRun run = training_run(devices, form);
+  const GpuRun run = training_run(kShape.num_tokens, devices, form);
   on_every_rank(problem, run, [&](Context& context, DeviceCall& call, Communicator&) {
     const int device = devices[static_cast<std::size_t>(context.rank())];
     const GradientValues good = trained(context, call, {problem, dy, form, run});

@@ -154,6 +154,21 @@ TEST(Explain, WarnsWhereAFactorPlansNoRow) {
   expect_has(text_of(config, 4), "plans 1 rows, fewer than the 192");
 }
 
+TEST(Explain, SaysWhereAGpuHasHostScratch) {
+  Config config = small_config();
+  config.max_tokens = 1 << 20;
+  config.device_scratch_capacity_factor = 1.5;
+  config.host_scratch = HostScratch{};
+  const auto text_on = [&](BackendKind backend) {
+    return explain(config, plan_memory(config, 16, {backend, 1}));
+  };
+  expect_has(text_on(BackendKind::kCuda), "on a GPU, in pieces of 2 MiB: ");
+  expect_has(text_on(BackendKind::kCuda), "of the host's, pinned");
+  expect_lacks(text_on(BackendKind::kCpu), "on a GPU");
+  config.host_scratch.reset();
+  expect_lacks(text_on(BackendKind::kCuda), "on a GPU");
+}
+
 TEST(Explain, TakesTheLimitFromRowsWhereBytesOfHostScratchRoundToNone) {
   Config config = small_config();
   config.max_tokens = 160;

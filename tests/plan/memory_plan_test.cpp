@@ -311,5 +311,55 @@ TEST(MemoryPlan, SaysWhatItWasMadeFor) {
       "backend is 7", "cpu, cuda");
 }
 
+/// All of a plan in sections, in order: slots, host scratch, device scratch and the rest.
+void expect_sections(const MemoryPlan& plan, std::int64_t granularity) {
+  SCOPED_TRACE(granularity);
+  const PhysicalSections sections = physical_sections(plan, granularity);
+  const std::int64_t planned = plan.allocated_bytes - plan.communication_bytes;
+  EXPECT_EQ(sections.granularity_bytes, granularity);
+  for (const std::int64_t bytes :
+       {sections.device_prefix_bytes, sections.host_bytes, sections.device_hot_bytes}) {
+    EXPECT_GE(bytes, 0);
+    EXPECT_EQ(bytes % granularity, 0);
+  }
+  EXPECT_EQ(sections.device_prefix_bytes + sections.host_bytes + sections.device_hot_bytes,
+            planned + sections.padding_bytes);
+  EXPECT_GE(sections.padding_bytes, 0);
+  EXPECT_LT(sections.padding_bytes, granularity);
+  // Host pages hold host scratch alone, and all of it but for what they share with neighbours.
+  EXPECT_LE(sections.host_bytes, plan.host_scratch_bytes);
+  EXPECT_GE(sections.host_bytes, plan.host_scratch_bytes - 2 * granularity + 2);
+  if (sections.host_bytes == 0) return;
+  EXPECT_GE(sections.device_prefix_bytes, plan.total_activation_bytes);
+  EXPECT_LE(sections.device_prefix_bytes + sections.host_bytes,
+            plan.total_activation_bytes + plan.host_scratch_bytes);
+}
+
+TEST(PhysicalSections, CoverThePlanInOrder) {
+  for (const bool has_host : {false, true}) {
+    for (const Config& base : {small_config(), large_config()}) {
+      Config config = base;
+      config.device_scratch_capacity_factor = 1.5;
+      config.host_scratch.reset();
+      if (has_host) config.host_scratch = HostScratch{};
+      for (const int ranks : {1, 2, 16}) {
+        const MemoryPlan plan = plan_memory(config, ranks, {BackendKind::kCuda, 1});
+        for (const std::int64_t granularity : {1, 128, 4096, 2 << 20, 1 << 30}) {
+          expect_sections(plan, granularity);
+        }
+      }
+    }
+  }
+}
+
+TEST(PhysicalSections, RefuseAGranularityOfNothing) {
+  const MemoryPlan plan = plan_memory(small_config(), 2);
+  for (const std::int64_t granularity : {0, -1}) {
+    expect_error(
+        ErrorCode::kInvalidArgument, [&] { physical_sections(plan, granularity); },
+        "granularity_bytes is " + std::to_string(granularity), "1 or more");
+  }
+}
+
 }  // namespace
 }  // namespace distmoe

@@ -25,8 +25,13 @@ void refuse_inside_a_capture() {
 }
 
 /// What training cannot do here.
-void check_training(const Config& config) {
+void check_training(const Config& config, const MemoryPlan& plan) {
   if (config.inference) return;
+  // Coordinates of the gradients' tensor maps.
+  constexpr std::int64_t kMostBytes = std::int64_t{128} << 31;
+  DISTMOE_CHECK(plan.total_virtual_bytes <= kMostBytes, kUnsupported, "slots and scratch are ",
+                plan.total_virtual_bytes, " bytes; to train, the CUDA backend addresses ",
+                kMostBytes);
   DISTMOE_CHECK(fits_grad_dispatch(config.hidden_dim * 2), kUnsupported, "hidden_dim is ",
                 config.hidden_dim,
                 "; to train, the CUDA backend keeps a row in the memory of an SM");
@@ -57,10 +62,7 @@ BackendSetup check_device(BackendSetup setup) {
   check_supported(choice_inputs(setup));
   check_indices(capacity_rows(setup.config, setup.size, setup.plan.total_scratch_factor),
                 setup.size, setup.config.max_tokens);
-  check_training(setup.config);
-  DISTMOE_CHECK(setup.plan.host_scratch_bytes == 0, kUnsupported,
-                "the CUDA backend of this version has no host scratch; the plan asks for ",
-                setup.plan.host_scratch_bytes, " bytes of it");
+  check_training(setup.config, setup.plan);
   DISTMOE_CUDA_CHECK(cudaSetDevice(setup.device));
   refuse_inside_a_capture();
   return setup;

@@ -41,10 +41,19 @@ DeviceMemory::Allocation DeviceMemory::allocate(std::int64_t bytes) {
   return Allocation(static_cast<std::byte*>(base), free);
 }
 
-DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
-    : plan_(plan),
-      symmetric_(symmetric),
-      private_(allocate(plan.allocated_bytes - plan.communication_bytes)) {
+DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric,
+                           bool prefetches_host_scratch)
+    : plan_(plan), symmetric_(symmetric) {
+  if (plan.host_scratch_bytes == 0) {
+    private_ = allocate(plan.allocated_bytes - plan.communication_bytes);
+  } else {
+    int device = 0;
+    DISTMOE_CUDA_CHECK(cudaGetDevice(&device));
+    const VirtualMemoryDriver driver = find_virtual_memory_driver();
+    const RangePlace place = find_range_place(device);
+    range_.emplace(driver, place, physical_sections(plan, range_granularity(driver, place)),
+                   prefetches_host_scratch);
+  }
   if (symmetric_ == nullptr) {
     windows_ = allocate(plan.communication_bytes);
     clear_windows();
@@ -55,6 +64,10 @@ DeviceMemory::DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric)
         cudaMemset(buffer(control.name), 0, static_cast<std::size_t>(control.bytes)));
   }
   DISTMOE_CUDA_CHECK(cudaDeviceSynchronize());
+}
+
+void DeviceMemory::wait_for_host_scratch() {
+  if (range_) range_->wait();
 }
 
 void DeviceMemory::allocate_windows() {
@@ -87,7 +100,7 @@ std::byte* DeviceMemory::buffer(std::string_view name) const {
     if (candidate.name == name) return next;
     next += candidate.bytes;
   }
-  next = scratch() + plan_.device_scratch_bytes + plan_.host_scratch_bytes;
+  next = activations() + activation_bytes();
   for (const auto* list :
        {&plan_.metadata_buffers, &plan_.control_buffers, &plan_.workspace_buffers}) {
     for (const PlanBuffer& candidate : *list) {

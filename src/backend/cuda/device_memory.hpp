@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 
+#include "backend/cuda/virtual_range.hpp"
 #include "distmoe/communicator.hpp"
 #include "distmoe/memory_plan.hpp"
 
@@ -19,23 +21,23 @@ struct FreeDeviceMemory {
 };
 
 /// The memory of a context on a device, exactly plan.allocated_bytes, cut into the regions of the
-/// plan: the communication buffers in one allocation, which peers may address, the rest in another.
-/// Windows and control are zero at first. The device is current in every call.
+/// plan: the communication buffers in one allocation, which peers may address, the rest in another,
+/// or, with host scratch, in one range of addresses (physical_sections()). Windows and control are
+/// zero at first. The device is current in every call.
 class DeviceMemory {
  public:
   /// Throws out_of_memory with what was asked and what is free. The windows come from `symmetric`,
   /// with allocate_windows(); where it is null, they are ordinary memory and there at once.
-  DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric);
+  DeviceMemory(const MemoryPlan& plan, SymmetricMemory* symmetric, bool prefetches_host_scratch);
 
   /// Collective where the memory is symmetric.
   void allocate_windows();
+  /// Until host scratch is there, which a thread may still map; before any call.
+  void wait_for_host_scratch();
 
   /// Slots, then scratch.
-  std::byte* activations() const { return private_.get(); }
-  std::int64_t activation_bytes() const {
-    return plan_.total_activation_bytes + plan_.device_scratch_bytes;
-  }
-  std::byte* scratch() const { return private_.get() + plan_.total_activation_bytes; }
+  std::byte* activations() const { return range_ ? range_->base() : private_.get(); }
+  std::int64_t activation_bytes() const { return plan_.total_virtual_bytes; }
   /// The buffer of that name in the plan's lists; null where the plan has none.
   std::byte* buffer(std::string_view name) const;
   /// Part `index` of the `count` equal ones of a buffer.
@@ -63,7 +65,8 @@ class DeviceMemory {
 
   MemoryPlan plan_;
   SymmetricMemory* symmetric_;
-  Allocation private_;
+  Allocation private_;                 ///< or
+  std::optional<VirtualRange> range_;  ///< with host scratch
   std::shared_ptr<std::byte> windows_;
 };
 
