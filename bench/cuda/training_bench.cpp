@@ -4,7 +4,9 @@
 // random routing, random data, fresh weight gradients. Medians over rounds, of the first rank;
 // ranks are threads that take the GPUs in turn.
 //   bench_cuda_training [tokens] [rounds] [bf16|f32] [ranks] [full|lean] [device factor]
-//   8192 9 bf16 1 full; with a device factor all other rows have scratch on the host
+//       [shape]
+//   8192 9 bf16 1 full; with a device factor other than 0 all other rows have scratch on the host;
+//   the shapes whose name has `shape` in it
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -250,8 +252,10 @@ int main_of(int argc, char** argv) {
   if (argc > 3 && std::string(argv[3]) == "f32") options.wgrad = DType::kF32;
   if (argc > 4) options.ranks = std::atoi(argv[4]);
   if (argc > 5 && std::string(argv[5]) == "lean") options.policy = ActivationPolicy::kLean;
-  if (argc > 6) options.device_factor = std::atof(argv[6]);
+  if (argc > 6 && std::atof(argv[6]) > 0) options.device_factor = std::atof(argv[6]);
+  const std::string shape = argc > 7 ? argv[7] : "";
   for (const Model& model : kModels) {
+    if (std::string(model.name).find(shape) == std::string::npos) continue;
     run_thread_group(options.ranks, [&](const std::shared_ptr<Communicator>& communicator) {
       time_model(model, options, communicator);
     });
