@@ -231,16 +231,15 @@ void CudaBackend::add_weight_gradient(const BackwardCall& call, const GradientDe
   args.buffer = activations_at(0);
   args.out = device_gradient(out, args.out.interleaved_rows);
   args.num_experts = static_cast<std::int32_t>(num_local());
-  CUtensorMap grads;
-  CUtensorMap activations;
+  WgradMaps maps;
   const bool is_made =
       make_activation_map(encode_, memory_.activations(), memory_.activation_bytes(),
-                          capacity_rows_, args.m, &grads) &&
+                          capacity_rows_, args.m, &maps.grads) &&
       make_activation_map(encode_, memory_.activations(), memory_.activation_bytes(),
-                          capacity_rows_, args.n, &activations);
-  DISTMOE_CHECK(is_made, kInternal, "no tensor map for the activations");
-  DISTMOE_CUDA_CHECK(
-      launch_wgrad(args, grads, activations, choice_.persistent_blocks, stream_of(call)));
+                          capacity_rows_, args.n, &maps.activations) &&
+      make_gradient_maps(encode_, args.out, num_local(), args.m, args.n, &maps);
+  DISTMOE_CHECK(is_made, kInternal, "no tensor map for a weight's gradient");
+  DISTMOE_CUDA_CHECK(launch_wgrad(args, maps, choice_.persistent_blocks, stream_of(call)));
 }
 
 void CudaBackend::add_bias_gradient(const BackwardCall& call, const GradientDestination& out,

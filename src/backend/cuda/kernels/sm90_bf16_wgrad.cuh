@@ -25,8 +25,10 @@
 // with it are cleared in shared memory, in both operands (a NaN there must not come in), and the
 // instructions after it are left out.
 //
-// Stores go from registers to memory: lanes of a quad exchange columns until each has 16 bytes of a
-// row, eight rows of 64 bytes a warp, so that no staging takes shared memory from the stages.
+// A fresh gradient leaves through shared memory, 64 rows of a warpgroup at a time, by bulk stores of
+// whole lines of memory. One that is added to, and one whose halves interleave at no multiple of 64
+// rows, leaves from registers: lanes of a quad exchange columns until each has 16 bytes of a row,
+// eight rows of 64 bytes a warp.
 //
 // Limits: n % 8 == 0; offsets multiples of 128 bytes, rows of 16.
 #pragma once
@@ -98,9 +100,8 @@ class WgradTiles {
 };
 
 /// Role of the loading thread.
-__device__ inline void run_wgrad_load(const WgradArgs& args, const CUtensorMap& grads,
-                                      const CUtensorMap& activations, WgradStorage& shared,
-                                      WgradTiles tiles) {
+__device__ inline void run_wgrad_load(const WgradArgs& args, const WgradMaps& maps,
+                                      WgradStorage& shared, WgradTiles tiles) {
   constexpr std::uint16_t kBothBlocks = (1 << kClusterBlocks) - 1;
   constexpr std::uint64_t kUnit = kRowBytes;
   const int half = static_cast<int>(blockIdx.x % kClusterBlocks);
@@ -124,10 +125,10 @@ __device__ inline void run_wgrad_load(const WgradArgs& args, const CUtensorMap& 
       const std::int32_t at_b[3] = {0, row, b_unit};
       ::cuda::ptx::cp_async_bulk_tensor(
           ::cuda::ptx::space_cluster, ::cuda::ptx::space_global,
-          shared.a[stage.slot] + half * kWgradChunksA * kWgradChunkBytes, &grads, at_a,
+          shared.a[stage.slot] + half * kWgradChunksA * kWgradChunkBytes, &maps.grads, at_a,
           &shared.full[stage.slot], kBothBlocks);
       ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_cluster, ::cuda::ptx::space_global,
-                                        shared.b[stage.slot], &activations, at_b,
+                                        shared.b[stage.slot], &maps.activations, at_b,
                                         &shared.full[stage.slot]);
     }
   }
@@ -214,8 +215,9 @@ __device__ __forceinline__ void accumulate_rows(WgradStorage& shared,
 
 /// Role of the consumer warpgroups.
 template <typename Policy>
-__device__ __forceinline__ void run_wgrad_consumer(const WgradArgs& args, WgradStorage& shared,
-                                                   WgradTiles tiles, float initial) {
+__device__ __forceinline__ void run_wgrad_consumer(const WgradArgs& args, const WgradMaps& maps,
+                                                   WgradStorage& shared, WgradTiles tiles,
+                                                   float initial) {
   const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
   const ConsumerThread self = {__shfl_sync(~0u, thread / kWarpgroupThreads, 0),
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
@@ -234,8 +236,13 @@ __device__ __forceinline__ void run_wgrad_consumer(const WgradArgs& args, WgradS
     for (int i = 0; i < kWgradN / 2; ++i) acc[0][i] = acc[1][i] = initial;
     // The shuffle tells the compiler that all lanes walk the same stages: it would serialise wgmma.
     accumulate_rows(shared, stages, __shfl_sync(~0u, tile.num_rows, 0), order, self, acc);
-    store_gradient<Policy>(args, acc, tile.expert, m, tile.n, self);
+    if constexpr (Policy::kIsStaged) {
+      store_staged<Policy::kIsFloat>(args, maps, acc, {tile.expert, m, tile.n}, shared, self);
+    } else {
+      store_gradient<Policy>(args, acc, {tile.expert, m, tile.n}, self);
+    }
   }
+  if (Policy::kIsStaged && self.thread == 0) wait_for_bulk_reads();
 }
 
 __device__ inline void init_wgrad_barriers(WgradStorage& shared) {
@@ -249,8 +256,7 @@ __device__ inline void init_wgrad_barriers(WgradStorage& shared) {
 
 template <typename Policy>
 __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmThreads, 1)
-    wgrad_kernel(const __grid_constant__ WgradArgs args, const __grid_constant__ CUtensorMap grads,
-                 const __grid_constant__ CUtensorMap activations) {
+    wgrad_kernel(const __grid_constant__ WgradArgs args, const __grid_constant__ WgradMaps maps) {
   extern __shared__ __align__(1024) std::uint8_t wgrad_bytes[];
   WgradStorage& shared = *reinterpret_cast<WgradStorage*>(wgrad_bytes);
   init_wgrad_barriers(shared);
@@ -259,11 +265,11 @@ __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmTh
   const WgradTiles tiles(args, is_failed);
   if (threadIdx.x < kWarpgroupThreads) {
     ptx::decrease_registers<kProducerRegisters>();
-    if (threadIdx.x == 0) run_wgrad_load(args, grads, activations, shared, tiles);
+    if (threadIdx.x == 0) run_wgrad_load(args, maps, shared, tiles);
   } else {
     ptx::increase_registers<kConsumerRegisters>();
     const float initial = is_failed ? __int_as_float(0x7FFFFFFF) : 0.0f;
-    run_wgrad_consumer<Policy>(args, shared, tiles, initial);
+    run_wgrad_consumer<Policy>(args, maps, shared, tiles, initial);
   }
   ptx::cluster_sync();
 }

@@ -25,6 +25,11 @@ struct WeightGradient {
   std::int32_t interleaved_rows = 0;
 };
 
+/// Rows of a gradient that follow each other: all m, or of one half.
+DISTMOE_HOST_DEVICE constexpr std::int64_t rows_of_half(const WeightGradient& out, std::int64_t m) {
+  return out.interleaved_rows > 0 ? out.interleaved_rows : m;
+}
+
 struct WgradArgs {
   const CallFrame* frame = nullptr;
   const std::int32_t* expert_begin = nullptr;  ///< [L + 1]
@@ -43,12 +48,24 @@ struct WgradArgs {
 bool make_activation_map(EncodeTiled encode, const void* buffer, std::int64_t buffer_bytes,
                          std::int64_t num_rows, std::int64_t width, CUtensorMap* map);
 
+struct WgradMaps {
+  CUtensorMap grads;
+  CUtensorMap activations;
+  CUtensorMap out;          ///< of the first half where the gradient is interleaved
+  CUtensorMap second_half;  ///< unused where it is not
+};
+
+/// The maps of a gradient [experts, m, n]: coordinates are element, row and expert. What lies
+/// beyond a dimension is not written.
+bool make_gradient_maps(EncodeTiled encode, const WeightGradient& out, std::int64_t num_experts,
+                        std::int64_t m, std::int64_t n, WgradMaps* maps);
+
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
 cudaError_t prepare_wgrad();
 
 /// Of a failed call a fresh gradient becomes NaN, and an accumulated one stays as it is. An expert
 /// without rows: 0, or as it is. `num_blocks` is even, one per SM.
-cudaError_t launch_wgrad(const WgradArgs& args, const CUtensorMap& grads_map,
-                         const CUtensorMap& activations_map, int num_blocks, cudaStream_t stream);
+cudaError_t launch_wgrad(const WgradArgs& args, const WgradMaps& maps, int num_blocks,
+                         cudaStream_t stream);
 
 }  // namespace distmoe::cuda

@@ -36,6 +36,16 @@ __device__ __forceinline__ void stmatrix_x4_trans(std::uint32_t shared, std::uin
       : "memory");
 }
 
+/// The same as they are: lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_8(std::uint32_t shared, float low, float high) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(low), "f"(high) : "memory");
+}
 __device__ __forceinline__ void store_shared_4(std::uint32_t shared, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(value) : "memory");
 }

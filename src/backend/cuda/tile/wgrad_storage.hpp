@@ -20,9 +20,15 @@ static_assert(kWgradChunksA * kClusterBlocks * kStageK == kWgradM);
 inline constexpr int kWgradStageBytesA = kWgradM * kRowBytes;
 inline constexpr int kWgradStageBytesB = kWgradN * kRowBytes;
 
+/// Where a warpgroup stages a part of its tile for one bulk store: boxes of 64 rows x 128 bytes.
+inline constexpr int kGradientBoxRows = 64;
+inline constexpr int kGradientBoxBytes = kGradientBoxRows * kRowBytes;
+inline constexpr int kGradientBoxes = 2;
+
 struct WgradStorage {
   alignas(1024) std::uint8_t a[kStages][kWgradStageBytesA];
   alignas(1024) std::uint8_t b[kStages][kWgradStageBytesB];
+  alignas(1024) std::uint8_t staging[kConsumerWarpgroups][kGradientBoxes * kGradientBoxBytes];
   std::uint64_t full[kStages];
   std::uint64_t empty[kStages];
 };
