@@ -119,8 +119,8 @@ void expect_canaries_live(const MoeProblem& problem, const MoeCase& moe_case,
                                         .num_threads = moe_case.num_threads,
                                         .rank = rank,
                                         .size = moe_case.ranks}),
-                     std::make_shared<SlotLedger>(guarded.plan.num_slots, 1), communicator, rank,
-                     moe_case.ranks, Device{});
+                     std::make_shared<SlotLedger>(guarded.plan.num_slots, 1), communicator,
+                     std::chrono::seconds(60), rank, moe_case.ranks, Device{});
     const RankCall call = conformance::pack_rank(problem, {}, counts, rank);
     const RankGradients gradients(problem, dy, {}, counts, rank);
     run_call(impl, call, gradients);
