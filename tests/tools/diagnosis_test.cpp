@@ -140,6 +140,9 @@ TEST(Diagnosis, AnNcclThatIsTooOldIsBrokenAlsoWithoutAGpu) {
   EXPECT_EQ(find(diagnosis, "NCCL").verdict, Verdict::kBroken);
   EXPECT_NE(find(diagnosis, "NCCL").detail.find("2.18.5"), std::string::npos);
   EXPECT_NE(all_advice(diagnosis).find("NCCL 2.28 or later"), std::string::npos);
+  // A path of the user's own that leads nowhere is worth a word too.
+  facts.engines[3].detail = "NCCL cannot be loaded: DISTMOE_NCCL_LIBRARY names \"/none\"";
+  EXPECT_EQ(find(diagnose_untried(facts), "NCCL").verdict, Verdict::kBroken);
 }
 
 TEST(Diagnosis, MpiNeedsItsEngineAndItsLauncher) {

@@ -114,6 +114,27 @@ TEST_F(DoctorCommand, WithoutALauncherMpiIsNotTried) {
 }
 
 #if defined(DISTMOE_FAKE_NCCL)
+TEST_F(DoctorCommand, AWrongNcclLibraryIsNamedInPlainWords) {
+  std::ofstream(file("text")) << "no library\n";
+  const std::string folder = folder_.string();
+  for (const auto& [named, reason] :
+       {std::pair<std::string, std::string>{folder, "which is a folder"},
+        {folder + "/none", "and there is no such file"},
+        {folder + "/text", "which does not load ("}}) {
+    const CommandResult result = doctor({"--json"}, {"DISTMOE_NCCL_LIBRARY=" + named});
+    ASSERT_EQ(result.exit_code, 0) << result.error;
+    for (const auto& finding : result.json()["findings"]) {
+      if (finding["subject"] != "NCCL") continue;
+      EXPECT_EQ(finding["verdict"], "broken");
+      const std::string detail = finding["detail"];
+      EXPECT_NE(detail.find("DISTMOE_NCCL_LIBRARY names \"" + named + "\", " + reason),
+                std::string::npos)
+          << detail;
+      EXPECT_NE(detail.find("set it to the file libnccl.so.2"), std::string::npos) << detail;
+    }
+  }
+}
+
 TEST_F(DoctorCommand, AnNcclThatIsTooOldIsNamedWithItsVersion) {
   const CommandResult result =
       doctor({"--json"},

@@ -167,8 +167,9 @@ TEST_F(RunTorchrun, InfoSaysWhatIsWrongWithALibrary) {
   expect_words(info(DISTMOE_FAKE_NCCL, "22707"), "nccl: does not run here (" DISTMOE_FAKE_NCCL
                                                  " is NCCL 2.27.7; 2.28.0 or later is needed)");
   expect_words(info(DISTMOE_FAKE_NCCL, "22902"), "(NCCL 2.29.2) has no ncclGetPeerDevicePointer");
-  expect_words(info("/nowhere/libnccl.so.2", "0"), "NCCL cannot be loaded: /nowhere/libnccl.so.2");
-  expect_words(info("libm.so.6", "0"), "it has no ncclGetVersion");
+  expect_words(info("/nowhere/libnccl.so.2", "0"),
+               "DISTMOE_NCCL_LIBRARY names \"/nowhere/libnccl.so.2\", and there is no such file");
+  expect_words(info("libm.so.6", "0"), "has no ncclGetVersion, so that it is no NCCL");
 }
 #endif
 

@@ -157,7 +157,8 @@ Finding examine_nccl(const DoctorFacts& facts) {
   if (nccl.runs_here) return {"NCCL", Verdict::kFine, nccl.detail};
   // What is there and of no use is worth a word even where nobody would use it.
   const bool is_found = nccl.detail.find(" is NCCL ") != std::string::npos ||
-                        nccl.detail.find(" has no ") != std::string::npos;
+                        nccl.detail.find(" has no ") != std::string::npos ||
+                        nccl.detail.find("DISTMOE_NCCL_LIBRARY names") != std::string::npos;
   const bool is_broken = nccl.is_compiled && is_found;
   return {"NCCL", is_broken ? Verdict::kBroken : Verdict::kMissing, nccl.detail,
           is_broken || facts.gpu.can_run() ? kAdviseNccl : ""};

@@ -3,6 +3,10 @@
 
 #include <dlfcn.h>
 
+#include <filesystem>
+#include <string>
+#include <system_error>
+
 #include "comm/nccl_engine.hpp"
 #include "core/check.hpp"
 #include "core/environment.hpp"
@@ -36,7 +40,10 @@ std::string path_of(void* function) {
 std::string find_functions(void* handle, Library& library) {
   Symbols symbols(handle);
   symbols.find("ncclGetVersion", library.get_version);
-  if (library.get_version == nullptr) return "it has no ncclGetVersion";
+  if (library.get_version == nullptr) {
+    return "NCCL cannot be used: the library that was loaded has no ncclGetVersion, so that it is "
+           "no NCCL";
+  }
   library.path = path_of(reinterpret_cast<void*>(library.get_version));
   if (library.get_version(&library.version) != Result::kSuccess) return "it has no version";
   if (library.version < kOldestVersion) {
@@ -62,10 +69,27 @@ std::string find_functions(void* handle, Library& library) {
                 symbols.missing());
 }
 
+/// In words: what a named file is where it is no library, else what the loader says.
+std::string load_problem(const std::string& named, const char* reason) {
+  const std::string loader = reason != nullptr ? reason : named;
+  if (named.empty()) return "NCCL cannot be loaded: " + loader;
+  std::error_code error;
+  const std::string name = concat("DISTMOE_NCCL_LIBRARY names \"", named, "\"");
+  constexpr const char* kLegal = "; set it to the file libnccl.so.2 itself, or leave it unset";
+  if (std::filesystem::is_directory(named, error)) {
+    return concat("NCCL cannot be loaded: ", name, ", which is a folder", kLegal);
+  }
+  const bool is_path = named.find('/') != std::string::npos;
+  if (is_path && !std::filesystem::exists(named, error)) {
+    return concat("NCCL cannot be loaded: ", name, ", and there is no such file", kLegal);
+  }
+  return concat("NCCL cannot be loaded: ", name, ", which does not load (", loader, ")", kLegal);
+}
+
 Library load() {
   Library library{};
-  std::string file = environment().nccl_library;
-  if (file.empty()) file = kLibraryFile;
+  const std::string& named = environment().nccl_library;
+  const std::string file = named.empty() ? kLibraryFile : named;
   // NOTE: a program that uses NCCL itself has decided about multicast.
   if (void* loaded = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD)) {
     dlclose(loaded);
@@ -75,7 +99,7 @@ Library load() {
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* reason = dlerror();
-    library.problem = concat("NCCL cannot be loaded: ", reason != nullptr ? reason : file);
+    library.problem = load_problem(named, reason);
   } else {
     library.problem = find_functions(handle, library);
   }
