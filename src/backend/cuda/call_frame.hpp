@@ -124,6 +124,7 @@ struct LeanScores {
 };
 
 DISTMOE_HOST_DEVICE inline LeanScores lean_scores(const CallFrame& frame) {
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): frames hold addresses
   auto* of_rows = reinterpret_cast<float*>(frame.scratch.scores);
   return {of_rows, of_rows + frame.num_rows};
 }

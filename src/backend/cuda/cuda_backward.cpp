@@ -231,7 +231,7 @@ void CudaBackend::add_weight_gradient(const BackwardCall& call, const GradientDe
   args.buffer = activations_at(0);
   args.out = device_gradient(out, args.out.interleaved_rows);
   args.num_experts = static_cast<std::int32_t>(num_local());
-  WgradMaps maps;
+  WgradMaps maps{};
   const bool is_made =
       make_activation_map(encode_, memory_.activations(), memory_.activation_bytes(),
                           capacity_rows_, args.m, &maps.grads) &&

@@ -60,6 +60,7 @@ class VirtualRange {
   VirtualRange(const VirtualRange&) = delete;
   VirtualRange& operator=(const VirtualRange&) = delete;
 
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the driver's addresses are integers
   std::byte* base() const { return reinterpret_cast<std::byte*>(mapped_.base); }
   /// Until the host's pages are mapped; throws what went wrong there.
   void wait();

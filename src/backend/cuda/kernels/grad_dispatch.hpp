@@ -87,9 +87,10 @@ cudaError_t launch_publish_grad(const PublishGradArgs& args, int num_blocks, cud
 /// One group an expert, for every product of the backward; finds refusals of peers. W13 and W2 have
 /// none where the slot kept what they make; a norm needs h3 of peers' routes, and so W2.
 cudaError_t launch_list_groups(const ListGroupsArgs& args, cudaStream_t stream);
-/// Scratch's grad_h3[r] = bf16(dy[token of r] * score of r). Where h3 lies in that place first, the score is
-/// replaced by its gradient sum_d h3 dy. With a norm grad_h3 is taken back through it, from that h3
-/// or, of this rank's own routes, from what the slot keeps, and the score always replaced.
+/// Scratch's grad_h3[r] = bf16(dy[token of r] * score of r). Where h3 lies in that place first, the
+/// score is replaced by its gradient sum_d h3 dy. With a norm grad_h3 is taken back through it,
+/// from that h3 or, of this rank's own routes, from what the slot keeps, and the score always
+/// replaced.
 cudaError_t launch_grad_h3(const GradH3Args& args, int num_blocks, cudaStream_t stream);
 /// The score's gradient, sum of its parts + sum_d dy bias2, takes the score's place, then
 /// grad_h3 = bf16(dy * score).

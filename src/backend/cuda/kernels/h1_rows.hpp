@@ -34,7 +34,8 @@ struct ClipArgs {
 /// Loads the kernels on the current device; once, outside of captures, before any call.
 cudaError_t prepare_h1_rows();
 
-/// Scratch's h2 = SwiGLU(h1) of a layer whose h1 was kept, with the bits of the forward; of another nothing.
+/// Scratch's h2 = SwiGLU(h1) of a layer whose h1 was kept, with the bits of the forward; of another
+/// nothing.
 cudaError_t launch_restore_h2(const RestoreH2Args& args, int num_blocks, cudaStream_t stream);
 
 /// Before W13: frame->h1 becomes the place of h1, and nothing is counted yet.

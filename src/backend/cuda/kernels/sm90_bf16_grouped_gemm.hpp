@@ -59,11 +59,11 @@ struct GroupedGemmArgs {
   // Training, see sm90_bf16_grad_gemm.hpp.
   const std::uint64_t* h1 = nullptr;  ///< on the device: where BF16 [R, 2F] is; 0: not kept
   std::int32_t num_score_parts = 0;   ///< lean: sums over kScorePartColumns of F
-  std::uint64_t timeout_ns = 0;      ///< of the wait for pulled rows
-  std::int32_t lets_next_start = 0;  ///< W13: W2 may take the SMs that it leaves
-  std::int32_t others_rows = -1;     ///< a call of at most so many rows is another kernel's
-  std::int32_t m = 0;                ///< weight rows of one expert: 2F or D
-  std::int32_t k = 0;                ///< D or F; a multiple of 8
+  std::uint64_t timeout_ns = 0;       ///< of the wait for pulled rows
+  std::int32_t lets_next_start = 0;   ///< W13: W2 may take the SMs that it leaves
+  std::int32_t others_rows = -1;      ///< a call of at most so many rows is another kernel's
+  std::int32_t m = 0;                 ///< weight rows of one expert: 2F or D
+  std::int32_t k = 0;                 ///< D or F; a multiple of 8
 };
 
 /// Where the two halves of W13 lie: elements between two rows of gate (or of up), from gate to up
