@@ -187,6 +187,26 @@ def test_prepared_weights_follow_the_parameters(folder, precision):
         assert loss_of(model, text(9)) == before
 
 
+def test_prepared_weights_follow_a_fused_optimizer(folder):
+    model = load(folder, "distmoe_mxfp8")
+    with torch.no_grad():
+        before = loss_of(model, text(9))
+    gradients_of(model, text(9))
+    experts = list(experts_modules(model)[0].parameters())
+    torch.optim.AdamW(experts, lr=0.1, fused=True).step()
+    with torch.no_grad():
+        after = loss_of(model, text(9))
+        experts[0].add_(0)  # seen in any case
+        assert loss_of(model, text(9)) == after != before
+
+
+def test_a_model_of_inference_mode_has_prepared_weights(folder):
+    with torch.no_grad():
+        expected = loss_of(load(folder, "distmoe_mxfp8"), text(9))
+    with torch.inference_mode():
+        assert loss_of(load(folder, "distmoe_mxfp8"), text(9)) == expected
+
+
 def test_mxfp8_trains_and_nvfp4_does_not(folder, model):
     bf16 = gradients_of(model, text(9))
     mxfp8 = gradients_of(load(folder, "distmoe_mxfp8"), text(9))
