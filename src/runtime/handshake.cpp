@@ -108,6 +108,8 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
                                             const ContextOptions& options) {
   const int rank = communicator ? communicator->rank() : 0;
   const int size = communicator ? communicator->size() : 1;
+  DISTMOE_CHECK(size >= 1 && rank >= 0 && rank < size, kInvalidArgument,
+                "the communicator says rank ", rank, " of ", size, "; legal is 0 to size - 1");
   const bool is_cuda = options.backend == BackendKind::kCuda;
   const Communicator::Timeout timeout = creation_timeout(config, is_cuda);
 

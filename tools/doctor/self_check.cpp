@@ -54,7 +54,7 @@ class SelfCheck {
 Failure SelfCheck::make_call() {
   CallCheck check;
   BenchCall& call = *rows_.rows().front().call;
-  const Failure failure = attempt_together(is_known_to_all_callers, [&] {
+  Failure failure = attempt_together(is_known_to_all_callers, [&] {
     call.time();
     check = call.check();
   });
