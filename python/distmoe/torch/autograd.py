@@ -18,7 +18,7 @@ from distmoe import _core
 from distmoe.torch import accumulation, operators
 from distmoe.torch.context import context_of
 from distmoe.torch.eager import WEIGHT_NAMES, stream_of
-from distmoe.torch.refusals import refuse_tangents, refuse_unless_begun
+from distmoe.torch.refusals import refuse_tangents, run_backward
 from distmoe.torch.weights import Weights
 
 _GAMMA = 10  # of distmoe::routed_experts' inputs
@@ -80,13 +80,11 @@ class _SavingRoutedExperts(torch.autograd.Function):
     def backward(ctx, dy: Tensor, *_):
         if _is_tracing(dy):
             return _SavingRoutedExperts._run_backward(ctx, dy)
-        core = context_of(ctx.number).core
-        num_begun = core.num_begun_calls
-        try:
-            return _SavingRoutedExperts._run_backward(ctx, dy)
-        except Exception as error:
-            stream = stream_of(dy)
-            refuse_unless_begun(core, num_begun, error, stream=stream, is_backward=True)
+        return run_backward(
+            context_of(ctx.number).core,
+            stream_of(dy),
+            lambda: _SavingRoutedExperts._run_backward(ctx, dy),
+        )
 
     @staticmethod
     def _run_backward(ctx, dy: Tensor):

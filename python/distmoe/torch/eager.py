@@ -10,7 +10,7 @@ import torch
 
 import distmoe
 from distmoe.torch.context import wgrad_dtype_of
-from distmoe.torch.refusals import refuse_tangents, refuse_unless_begun
+from distmoe.torch.refusals import refuse_tangents, refuse_unless_begun, run_backward
 
 WEIGHT_NAMES = ("w13", "w2", "bias13", "bias2")
 
@@ -131,13 +131,11 @@ class SavingExperts(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_y):
-        core = ctx.call.context
-        num_begun = core.num_begun_calls
-        try:
-            return SavingExperts._run_backward(ctx, grad_y)
-        except Exception as error:
-            stream = stream_of(grad_y)
-            refuse_unless_begun(core, num_begun, error, stream=stream, is_backward=True)
+        return run_backward(
+            ctx.call.context,
+            stream_of(grad_y),
+            lambda: SavingExperts._run_backward(ctx, grad_y),
+        )
 
     @staticmethod
     def _run_backward(ctx, grad_y):

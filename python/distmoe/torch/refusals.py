@@ -9,7 +9,8 @@ context goes on.
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import _StopRecomputationError
 
 import distmoe
+
+_Result = TypeVar("_Result")
 
 
 def refuse(
@@ -56,6 +59,15 @@ def refuse_unless_begun(
         raise error
     finally:
         del error  # as in refuse()
+
+
+def run_backward(core: distmoe.Context, stream: int, run: Callable[[], _Result]) -> _Result:
+    """`run()`, a backward of `core` on `stream`; peers hear of what it meets before its call."""
+    num_begun = core.num_begun_calls
+    try:
+        return run()
+    except Exception as error:
+        refuse_unless_begun(core, num_begun, error, stream=stream, is_backward=True)
 
 
 def agree(
