@@ -28,6 +28,11 @@ class BenchCommand : public CommandTest {
     EXPECT_NE(result.error.find(part), std::string::npos) << result.error;
     EXPECT_EQ(result.output, "");
   }
+  /// A shell script that stands for a program.
+  void write_program(const std::string& name, const std::string& script) const {
+    std::ofstream(file(name)) << "#!/bin/sh\n" << script;
+    std::filesystem::permissions(file(name), std::filesystem::perms::owner_all);
+  }
 };
 
 std::vector<nlohmann::json> rows_of(const CommandResult& result) {
@@ -159,8 +164,7 @@ TEST_F(BenchCommand, APeerThatIsNotInstalledIsLeftOutByName) {
             std::string::npos)
       << rows[0]["missing"];
   // A Python without PyTorch: what it says last.
-  std::ofstream(file("python")) << "#!/bin/sh\necho 'no module named torch' >&2\nexit 1\n";
-  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  write_program("python", "echo 'no module named torch' >&2\nexit 1\n");
   const CommandResult table =
       bench({"--shape", "64,32,8,2", "--tokens", "4", "--peers", "--python", file("python")});
   EXPECT_NE(table.output.find("not measured: PyTorch: io: "), std::string::npos) << table.output;
@@ -169,12 +173,11 @@ TEST_F(BenchCommand, APeerThatIsNotInstalledIsLeftOutByName) {
 
 TEST_F(BenchCommand, APeerIsTimedInTheSameRounds) {
   // It answers as bench/torch_peers.py does.
-  std::ofstream(file("python"))
-      << "#!/bin/sh\necho noise\n"
-         "echo '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\n"
-         "while read -r line; do case $line in\n"
-         "*time*) echo '{\"us\": 1e6}';; *) echo '{\"ok\": true}';; esac; done\n";
-  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  write_program("python",
+                "echo noise\n"
+                "echo '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\n"
+                "while read -r line; do case $line in\n"
+                "*time*) echo '{\"us\": 1e6}';; *) echo '{\"ok\": true}';; esac; done\n");
   const Words words{"--shape", "64,32,8,2", "--tokens",     "4",
                     "--peers", "--python",  file("python"), "--json"};
   const auto rows = rows_of(bench(words));
@@ -188,13 +191,12 @@ TEST_F(BenchCommand, APeerIsTimedInTheSameRounds) {
 
 TEST_F(BenchCommand, APeerThatDoesNotAnswerIsLeftOutAfterTheTimeout) {
   // It makes its layer and answers its first call, then no more.
-  std::ofstream(file("python"))
-      << "#!/bin/sh\necho '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\n"
-         "read -r line; echo '{\"ok\": true}'; read -r line; echo '{\"us\": 1}'; exec sleep 600\n";
-  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  write_program(
+      "python",
+      "echo '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\n"
+      "read -r line; echo '{\"ok\": true}'; read -r line; echo '{\"us\": 1}'; exec sleep 600\n");
   // Nor does this one even begin.
-  std::ofstream(file("stuck")) << "#!/bin/sh\nexec sleep 600\n";
-  std::filesystem::permissions(file("stuck"), std::filesystem::perms::owner_all);
+  write_program("stuck", "exec sleep 600\n");
   for (const char* name : {"python", "stuck"}) {
     const auto rows = rows_of(bench({"--shape", "64,32,8,2", "--tokens", "4", "5", "--peers",
                                      "--python", file(name), "--timeout", "0.5", "--json"}));
@@ -211,12 +213,12 @@ TEST_F(BenchCommand, APeerThatDoesNotAnswerIsLeftOutAfterTheTimeout) {
 /// What ends a run keeps the rows before: they are out while later ones are still measured.
 TEST_F(BenchCommand, EveryRowIsPrintedAsSoonAsItIsMeasured) {
   // A peer that keeps the second row waiting, once its layer is there.
-  std::ofstream(file("python"))
-      << "#!/bin/sh\necho '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\nn=0\n"
-         "while read -r line; do case $line in\n"
-         "*'\"time\",\"row\":1'*) n=$((n+1)); if [ $n -gt 1 ]; then exec sleep 600; fi;; esac\n"
-         "echo '{\"us\": 1}'; done\n";
-  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  write_program(
+      "python",
+      "echo '{\"ok\": true, \"version\": \"0\", \"variants\": [\"loop\"]}'\nn=0\n"
+      "while read -r line; do case $line in\n"
+      "*'\"time\",\"row\":1'*) n=$((n+1)); if [ $n -gt 1 ]; then exec sleep 600; fi;; esac\n"
+      "echo '{\"us\": 1}'; done\n");
   const Process process(
       {"env", "CUDA_VISIBLE_DEVICES=", command_path(), "bench", "--json", "--rounds", "2",
        "--shape", "64,32,8,2", "--tokens", "4", "5", "--peers", "--python", file("python")},
@@ -233,9 +235,9 @@ TEST_F(BenchCommand, EveryRowIsPrintedAsSoonAsItIsMeasured) {
 
 TEST_F(BenchCommand, APeerThatCannotDoTheRoutesIsLeftOutByName) {
   SampleInput(3, 2, 64, {3, -1, 3, 1, 0, 2}).write(file("routed"));
-  std::ofstream(file("python")) << "#!/bin/sh\necho '{\"version\": \"0\", \"variants\": []}'\n"
-                                   "while read -r line; do echo '{\"ok\": true}'; done\n";
-  std::filesystem::permissions(file("python"), std::filesystem::perms::owner_all);
+  write_program("python",
+                "echo '{\"version\": \"0\", \"variants\": []}'\n"
+                "while read -r line; do echo '{\"ok\": true}'; done\n");
   const auto rows =
       rows_of(bench({"--shape", "64,32,4,2", "--tokens", "4", "--routing", file("routed"),
                      "--peers", "--python", file("python"), "--json"}));

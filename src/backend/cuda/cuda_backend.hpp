@@ -198,7 +198,6 @@ class CudaBackend final : public Backend {
   void keep_h3(const ForwardCall& call);
   // cuda_backward.cpp
   bool is_lean() const { return setup_.config.activation_policy == ActivationPolicy::kLean; }
-  std::int64_t num_score_parts() const;
   std::int64_t score_offset() const;
   float* published_scores() const;
   void finish_lean_scores(const BackwardCall& call);

@@ -145,10 +145,6 @@ std::int64_t CudaBackend::score_offset() const {
   return setup_.size > 1 ? cuda_score_offset(setup_.config) : 0;
 }
 
-std::int64_t CudaBackend::num_score_parts() const {
-  return ceil_div(setup_.config.intermediate_dim, kScorePartColumns);
-}
-
 void CudaBackend::dispatch_grad_h3(const BackwardCall& call) {
   const DeviceScope scope(setup_.device);
   DISTMOE_CUDA_CHECK(
@@ -189,26 +185,27 @@ void CudaBackend::w2_dgrad(const BackwardCall& call) {
     DISTMOE_CUDA_CHECK(launch_w2_dgrad(args, map, choice_.persistent_blocks, stream_of(call)));
     return;
   }
-  args.num_score_parts = static_cast<std::int32_t>(num_score_parts());
+  args.num_score_parts = static_cast<std::int32_t>(num_score_parts(setup_.config.intermediate_dim));
   DISTMOE_CUDA_CHECK(launch_w2_lean_dgrad(args, map, choice_.persistent_blocks, stream_of(call)));
   finish_lean_scores(call);
 }
 
 void CudaBackend::finish_lean_scores(const BackwardCall& call) {
-  DISTMOE_CUDA_CHECK(
-      launch_lean_scores({.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
-                          .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
-                          .row_origin = metadata_.row_origin,
-                          .expert_begin = metadata_.expert_begin,
-                          .bias2 = device_bias(call.experts.bias2),
-                          .score_offset = score_offset(),
-                          .scores = metadata_.scores,
-                          .row_bytes = setup_.config.hidden_dim * 2,
-                          .limits = route_limits(),
-                          .num_score_parts = static_cast<std::int32_t>(num_score_parts()),
-                          .num_experts = static_cast<std::int32_t>(num_local()),
-                          .top_k = static_cast<std::int32_t>(setup_.config.top_k)},
-                         row_blocks(), stream_of(call)));
+  DISTMOE_CUDA_CHECK(launch_lean_scores(
+      {.frame = memory_.buffer_of<CallFrame>(buffer_name::kCallFrame),
+       .windows = memory_.buffer_of<PeerWindows>(buffer_name::kPeerWindows),
+       .row_origin = metadata_.row_origin,
+       .expert_begin = metadata_.expert_begin,
+       .bias2 = device_bias(call.experts.bias2),
+       .score_offset = score_offset(),
+       .scores = metadata_.scores,
+       .row_bytes = setup_.config.hidden_dim * 2,
+       .limits = route_limits(),
+       .num_score_parts =
+           static_cast<std::int32_t>(num_score_parts(setup_.config.intermediate_dim)),
+       .num_experts = static_cast<std::int32_t>(num_local()),
+       .top_k = static_cast<std::int32_t>(setup_.config.top_k)},
+      row_blocks(), stream_of(call)));
 }
 
 namespace {

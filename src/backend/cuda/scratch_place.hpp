@@ -21,6 +21,10 @@ namespace distmoe::cuda {
 /// Columns of F that one part of a score's gradient has (activation_policy lean).
 inline constexpr int kScorePartColumns = 128;
 
+DISTMOE_HOST_DEVICE constexpr std::int64_t num_score_parts(std::int64_t intermediate_dim) {
+  return (intermediate_dim + kScorePartColumns - 1) / kScorePartColumns;
+}
+
 /// Addresses of rows without gaps; 0 where a call has no such region.
 struct ScratchPlace {
   std::uint64_t h2;           ///< BF16 [R, F]
@@ -52,9 +56,7 @@ DISTMOE_HOST_DEVICE constexpr ScratchPlace place_scratch(const ScratchLimits& li
   if (limits.is_inference) return place;
   if (limits.is_lean) {
     constexpr std::int64_t kFloatWidth = 2;  // in elements of BF16
-    const std::int64_t parts =
-        (limits.intermediate_dim + kScorePartColumns - 1) / kScorePartColumns;
-    place.scores = region(kFloatWidth * (1 + parts));
+    place.scores = region(kFloatWidth * (1 + num_score_parts(limits.intermediate_dim)));
   }
   place.x = region(limits.hidden_dim);
   return place;

@@ -241,7 +241,8 @@ __global__ void __launch_bounds__(kRowThreads)
   const LeanScores scores = lean_scores(*args.frame);
   for (int row = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
        row < args.frame->num_rows; row += static_cast<int>(gridDim.x * kWarps)) {
-    auto* dy = reinterpret_cast<uint4*>(args.frame->scratch.hidden_rows + std::int64_t{row} * args.row_bytes);
+    auto* dy = reinterpret_cast<uint4*>(args.frame->scratch.hidden_rows +
+                                        std::int64_t{row} * args.row_bytes);
     float sum = 0.0f;
     for (int part = lane; part < args.num_score_parts; part += 32) {
       sum = __fadd_rn(sum, scores.parts[std::int64_t{row} * args.num_score_parts + part]);

@@ -37,8 +37,9 @@ __device__ inline void store_row(const RouteArgs& args, const Chunk& chunk, int 
   args.row_origin[row] = {chunk.source, static_cast<std::int32_t>(token),
                           static_cast<std::int32_t>(k)};
   args.gather_index[row] = is_own ? -1 : gather_row;
-  args.token_row_address[row] = is_own ? args.x + token * args.x_stride_bytes
-                                       : args.frame->scratch.hidden_rows + gather_row * args.row_bytes;
+  args.token_row_address[row] =
+      is_own ? args.x + token * args.x_stride_bytes
+             : args.frame->scratch.hidden_rows + gather_row * args.row_bytes;
   if (!combines_per_rank(args)) {
     args.result_row_address[row] =
         args.windows[chunk.source].combine + (token * args.top_k + k) * args.row_bytes;

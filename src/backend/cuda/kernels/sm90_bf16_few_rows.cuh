@@ -82,66 +82,6 @@ __device__ inline void end_few_rows_call(const FewRowsArgs& args, const FewRowsT
   *args.frame = frame;
 }
 
-/// Where a stage's weights are.
-__device__ __forceinline__ std::uint32_t stage_address(const FewRowsArgs& args,
-                                                       const FewRowsStorage& shared, int slot) {
-  return ptx::shared_address(shared.ring) + slot * args.ring.stage_bytes;
-}
-
-/// The weights of a tile, through the map of its product. NOTE: evicted first, they leave L2 to
-/// tokens and results (H200, Qwen3-30B-A3B, 128 tokens: 286 -> 279 us).
-class FewRowsWeights {
- public:
-  __device__ FewRowsWeights(const FewRowsArgs& args, const CUtensorMap& w13_map,
-                            const CUtensorMap& w2_map)
-      : w13_map_(w13_map), w2_map_(w2_map), args_(args), policy_(ptx::evict_first_policy()) {}
-
-  /// By one thread. NOTE: a whole warp that has one thread copy is too slow for tiles of 64 rows
-  /// (H200, OLMoE-1B-7B, 16 tokens: 177 us instead of 162).
-  __device__ __forceinline__ void load(FewRowsStorage& shared, int slot, const FewRowsTile& work,
-                                       int k) const {
-    const bool is_w2 = work.product == static_cast<std::int32_t>(Product::kW2);
-    const int rows = is_w2 ? args_.tiles.w2_rows : args_.tiles.w13_rows;
-    announce(shared, slot, rows);
-    const ptx::BoxCopy copy = copy_to(shared, slot, 0);
-    const int first = work.weight_tile * rows;
-    if (is_w2) {
-      ptx::copy_box(w2_map_, {k, first, work.expert}, copy);
-    } else {
-      ptx::copy_box(w13_map_, {k, 0, 0, first / 16, work.expert}, copy);
-    }
-  }
-
-  /// A stage of W2 of one token, a lane for each row of h2; by a whole warp.
-  __device__ __forceinline__ void load_of_routes(FewRowsStorage& shared, int slot,
-                                                 const FewRowsTile& work, int k) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int rows = args_.tiles.w2_rows;
-    const int copies = shared.tables.num_rows;
-    if (lane == 0) announce(shared, slot, copies * rows);
-    __syncwarp();
-    if (lane >= copies) return;
-    ptx::copy_box(w2_map_, {k, work.weight_tile * rows, shared.tables.expert_of_row[lane]},
-                  copy_to(shared, slot, lane * rows));
-  }
-
- private:
-  __device__ __forceinline__ static void announce(FewRowsStorage& shared, int slot, int rows) {
-    ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
-                                           ::cuda::ptx::space_shared, &shared.full[slot],
-                                           static_cast<std::uint32_t>(rows * kRowBytes));
-  }
-  __device__ __forceinline__ ptx::BoxCopy copy_to(FewRowsStorage& shared, int slot, int row) const {
-    return {stage_address(args_, shared, slot) + row * kRowBytes,
-            ptx::shared_address(&shared.full[slot]), policy_};
-  }
-
-  const CUtensorMap& w13_map_;
-  const CUtensorMap& w2_map_;
-  const FewRowsArgs& args_;
-  std::uint64_t policy_;
-};
-
 __device__ __forceinline__ int num_few_stages(const FewRowsArgs& args, const FewRowsTile& work) {
   const bool is_w2 = work.product == static_cast<std::int32_t>(Product::kW2);
   return ((is_w2 ? args.w2.k : args.w13.k) + kStageK - 1) / kStageK;

@@ -20,6 +20,15 @@ void launch(const WgradArgs& args, const WgradMaps& maps, int num_blocks, cudaSt
   wgrad_kernel<Policy><<<num_blocks, kGemmThreads, sizeof(WgradStorage), stream>>>(args, maps);
 }
 
+template <bool kIsFloat>
+auto launcher_of(const WgradArgs& args) {
+  if (args.out.accumulates != 0) return launch<WgradPolicy<kIsFloat, true, false>>;
+  // No box has rows of both halves.
+  const bool is_staged = args.out.interleaved_rows % kGradientBoxRows == 0;
+  return is_staged ? launch<WgradPolicy<kIsFloat, false, true>>
+                   : launch<WgradPolicy<kIsFloat, false, false>>;
+}
+
 }  // namespace
 
 bool make_activation_map(EncodeTiled encode, const void* buffer, std::int64_t buffer_bytes,
@@ -63,19 +72,6 @@ cudaError_t prepare_wgrad() {
   }
   return cudaSuccess;
 }
-
-namespace {
-
-template <bool kIsFloat>
-auto launcher_of(const WgradArgs& args) {
-  if (args.out.accumulates != 0) return launch<WgradPolicy<kIsFloat, true, false>>;
-  // No box has rows of both halves.
-  const bool is_staged = args.out.interleaved_rows % kGradientBoxRows == 0;
-  return is_staged ? launch<WgradPolicy<kIsFloat, false, true>>
-                   : launch<WgradPolicy<kIsFloat, false, false>>;
-}
-
-}  // namespace
 
 cudaError_t launch_wgrad(const WgradArgs& args, const WgradMaps& maps, int num_blocks,
                          cudaStream_t stream) {

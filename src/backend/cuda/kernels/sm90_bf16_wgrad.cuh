@@ -25,8 +25,8 @@
 // with it are cleared in shared memory, in both operands (a NaN there must not come in), and the
 // instructions after it are left out.
 //
-// A fresh gradient leaves through shared memory, 64 rows of a warpgroup at a time, by bulk stores of
-// whole lines of memory. One that is added to, and one whose halves interleave at no multiple of 64
+// A fresh gradient leaves through shared memory, 64 rows of a warpgroup at a time, by bulk stores
+// of whole lines of memory. One that is added to, and one whose halves interleave at no multiple of 64
 // rows, leaves from registers: lanes of a quad exchange columns until each has 16 bytes of a row,
 // eight rows of 64 bytes a warp.
 //

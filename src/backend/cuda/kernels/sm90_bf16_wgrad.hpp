@@ -11,7 +11,6 @@
 
 #include "backend/cuda/call_frame.hpp"
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
-#include "backend/cuda/training_frame.hpp"
 
 namespace distmoe::cuda {
 

@@ -50,8 +50,9 @@ __global__ void list_rows(const __grid_constant__ ListRowsArgs args) {
       args.result_row_address[row] = owner + (token * args.top_k + origin.k) * args.row_bytes;
     }
     if (!places) continue;
-    args.token_row_address[row] = is_own ? args.training->kept_x + token * args.row_bytes
-                                         : args.frame->scratch.hidden_rows + gathered * args.row_bytes;
+    args.token_row_address[row] =
+        is_own ? args.training->kept_x + token * args.row_bytes
+               : args.frame->scratch.hidden_rows + gathered * args.row_bytes;
   }
 }
 
