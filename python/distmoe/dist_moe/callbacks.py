@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 
+from distmoe.torch.double_backward import differentiable_once
 from distmoe.torch.eager import stream_of
 from distmoe.torch.refusals import refuse
 
@@ -27,10 +28,10 @@ class RepeatTokens(torch.autograd.Function):
         return x.repeat_interleave(top_k, 0)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx, grad_rows):
         by_token = grad_rows.view(-1, ctx.top_k, grad_rows.shape[1])
-        return _sum_over_k(by_token.float()).to(grad_rows.dtype), None
+        return (_sum_over_k(by_token.float()).to(grad_rows.dtype), None), []
 
 
 def _sum_over_k(rows: torch.Tensor) -> torch.Tensor:
@@ -85,7 +86,7 @@ class PostprocessAndCombine(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @differentiable_once
     def backward(ctx, grad_y):
         try:
             return PostprocessAndCombine._run_backward(ctx, grad_y)
@@ -109,4 +110,4 @@ class PostprocessAndCombine(torch.autograd.Function):
             y = _combine(answer, weights, ids)
         # backward, not grad: parameters that the program closes over get their gradients.
         torch.autograd.backward(y, grad_y)
-        return again.grad, weights.grad, None, None, None
+        return (again.grad, weights.grad, None, None, None), [rows, scores]

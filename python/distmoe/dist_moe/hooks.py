@@ -12,6 +12,7 @@ from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.options import ExecutionOptions
 from distmoe.torch import PreparedWeight
 from distmoe.torch.eager import EagerCall
+from distmoe.torch.graph_task import is_accumulated
 from distmoe.torch.refusals import agree
 
 NAMES = ("w2", "w13")  # the order in which programs get gradients
@@ -53,11 +54,13 @@ class HookedCall(EagerCall):
         self.used = used
         return used
 
-    def destinations(self, used):
+    def destinations(self, used, *, creates_graph):
         if self._options.wgrad_destination_fn is not None:
             return self._given_destinations(used)
-        places, added = super().destinations(used)
-        memory = {name: self._owned_memory(name) for name in used} if self._owners else {}
+        places, added = super().destinations(used, creates_graph=creates_graph)
+        memory = {}
+        if self._owners and not creates_graph:
+            memory = {name: self._owned_memory(name) for name in used}
         # Like dist_moe's: either both are added to, or fresh gradients are returned.
         if memory and all(place is not None for place in memory.values()):
             self._taken = memory
@@ -70,7 +73,7 @@ class HookedCall(EagerCall):
         if owner is None:
             raise RuntimeError(f"the parameter that owns the gradient of {name} is gone")
         memory = owner.grad
-        if memory is None:
+        if memory is None or not is_accumulated(owner):
             return None
         fits = memory.shape == owner.shape and memory.device == owner.device
         if not fits or not memory.is_contiguous():

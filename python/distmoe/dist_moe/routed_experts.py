@@ -21,10 +21,10 @@ from distmoe.dist_moe.options import ExecutionOptions
 from distmoe.dist_moe.prepared import PreparedWeight
 from distmoe.torch.eager import (
     EagerCall,
-    SavingExperts,
     current_stream,
     needs_backward,
     run,
+    run_saving,
     stream_of,
 )
 from distmoe.torch.refusals import agree, check_types, is_traced, refuse, refuse_unless_begun
@@ -189,7 +189,7 @@ def _is_traced(x: torch.Tensor) -> bool:
 def _saving_or_not(call: HookedCall, x, ids, scores, w13, w2) -> torch.Tensor:
     arguments = (x, ids, scores, w13, w2, None, None)
     if needs_backward(x, scores, w13, w2):
-        return SavingExperts.apply(call, *arguments)
+        return run_saving(call, *arguments)
     return run(call, *arguments)
 
 

@@ -19,6 +19,7 @@ import distmoe
 from distmoe.torch import operators
 from distmoe.torch.context import Context
 from distmoe.torch.eager import WEIGHT_NAMES
+from distmoe.torch.graph_task import is_accumulated
 from distmoe.torch.weights import Weights
 
 # What was taken away from a parameter, with the backward (its graph task) that did it: a second
@@ -79,7 +80,7 @@ def accumulate(
         owner = owner_ref()
         if owner is None:
             raise distmoe.InvalidArgumentError(f"the parameter of {name} does not exist any more")
-        memory = _gradient_memory(name, owner, weight)
+        memory = _gradient_memory(name, owner, weight) if is_accumulated(owner) else None
         if memory is not None:
             places[index] = memory.detach().view(weight.shape)
             added[name] = (owner, memory)
@@ -87,10 +88,21 @@ def accumulate(
     for index, name in enumerate(WEIGHT_NAMES, start=2):
         if name not in added:
             continue
-        owner, memory = added[name]
+        owner, _ = added[name]
         if owner.grad is None:
             places[index] = None  # autograd has it already, from another layer
         else:
-            _taken[owner] = (torch._C._current_graph_task_id(), memory)
-            owner.grad = None
+            _take_away(owner)
     return places
+
+
+def _take_away(owner: Tensor) -> None:
+    """Takes parameter.grad until autograd has put it back."""
+    _taken[owner] = (torch._C._current_graph_task_id(), owner.grad)
+    owner.grad = None
+
+    def forget(parameter: Tensor) -> None:
+        _taken.pop(parameter, None)  # or zero_grad() would free nothing
+        handle.remove()
+
+    handle = owner.register_post_accumulate_grad_hook(forget)

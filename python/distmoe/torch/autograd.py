@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 import distmoe
 from distmoe import _core
 from distmoe.torch import accumulation, operators
 from distmoe.torch.context import context_of
+from distmoe.torch.double_backward import differentiable_once, new_anchor
 from distmoe.torch.eager import WEIGHT_NAMES, stream_of
 from distmoe.torch.refusals import refuse_tangents, run_backward
 from distmoe.torch.weights import Weights
@@ -44,9 +44,9 @@ def _refuse_inference(inputs) -> None:
     )
 
 
-def _save(ctx, inputs, saved) -> None:
+def _save(ctx, inputs, saved, anchor) -> None:
     *weights, prepared = inputs[3:8]
-    ctx.save_for_backward(saved, *weights, *prepared)
+    ctx.save_for_backward(anchor, saved, *weights, *prepared)
     ctx.scores_dtype, ctx.owners = inputs[2].dtype, None
     *_, ctx.number, accumulates = inputs
     if _is_tracing(saved):
@@ -72,11 +72,12 @@ class _SavingRoutedExperts(torch.autograd.Function):
         with torch._C._AutoDispatchBelowAutograd():
             y, counts, saved = operators.saving_routed_experts_op(*inputs[:-1])
         ctx.mark_non_differentiable(counts, saved)
-        _save(ctx, inputs, saved)
-        return y, counts, saved
+        anchor = None if _is_tracing(saved) else new_anchor()  # compilers refuse it themselves
+        _save(ctx, inputs, saved, anchor)
+        return y, counts, saved, anchor
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx, dy: Tensor, *_):
         if _is_tracing(dy):
             return _SavingRoutedExperts._run_backward(ctx, dy)
@@ -88,12 +89,12 @@ class _SavingRoutedExperts(torch.autograd.Function):
 
     @staticmethod
     def _run_backward(ctx, dy: Tensor):
-        saved, *tensors = ctx.saved_tensors
+        anchor, saved, *tensors = ctx.saved_tensors
         weights = Weights(tensors[:4], tensors[4:])
         needs_x, _, needs_scores, *needs_weights = ctx.needs_input_grad[:7]
         needs = [needs_x, needs_scores, *needs_weights]
         dy = dy.contiguous()
-        if ctx.owners is not None:
+        if ctx.owners is not None and not ctx.creates_graph:  # which autograd adds out of place
             gradients = accumulation.accumulate(
                 context_of(ctx.number), saved, dy, weights, ctx.scores_dtype, needs, ctx.owners
             )
@@ -103,7 +104,7 @@ class _SavingRoutedExperts(torch.autograd.Function):
             )
             gradients = [g if needed else None for g, needed in zip(gradients, needs, strict=True)]
         grad_x, grad_scores, *of_weights = gradients
-        return grad_x, None, grad_scores, *of_weights, *[None] * 8
+        return (grad_x, None, grad_scores, *of_weights, *[None] * 8), [anchor]
 
 
 def _routed_experts(*inputs):
@@ -113,7 +114,7 @@ def _routed_experts(*inputs):
     if torch.is_grad_enabled() and torch._C._any_requires_grad(*inputs):
         if context_of(inputs[-2]).inference:
             _refuse_inference(inputs)
-        y, counts, _ = _SavingRoutedExperts.apply(*inputs)
+        y, counts, *_ = _SavingRoutedExperts.apply(*inputs)
         return y, counts
     return below_autograd(*inputs)
 

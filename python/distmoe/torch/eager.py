@@ -10,6 +10,8 @@ import torch
 
 import distmoe
 from distmoe.torch.context import wgrad_dtype_of
+from distmoe.torch.double_backward import differentiable_once, new_anchor
+from distmoe.torch.graph_task import is_wanted
 from distmoe.torch.refusals import refuse_tangents, refuse_unless_begun, run_backward
 
 WEIGHT_NAMES = ("w13", "w2", "bias13", "bias2")
@@ -51,9 +53,11 @@ class EagerCall:
         return used
 
     def destinations(
-        self, used: dict[str, torch.Tensor]
+        self, used: dict[str, torch.Tensor], *, creates_graph: bool
     ) -> tuple[dict[str, torch.Tensor], set[str]]:
-        """Where the gradients of `used` weights are written, and the names of those added to."""
+        """Where the gradients of `used` weights are written, and the names of those added to.
+
+        `creates_graph`: whether autograd records the backward, and adds out of place."""
         places = {
             name: torch.empty(weight.shape, dtype=self.wgrad_dtype(weight), device=weight.device)
             for name, weight in used.items()
@@ -112,9 +116,18 @@ def _detached(*tensors: object) -> list[object]:
     return [each.detach() if isinstance(each, torch.Tensor) else each for each in tensors]
 
 
-class SavingExperts(torch.autograd.Function):
-    """y, and the gradients of x, the scores and the weights."""
+def run_saving(
+    call: EagerCall,
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_scores: torch.Tensor,
+    *weights: torch.Tensor | None,
+) -> torch.Tensor:
+    """y of a call whose backward gives gradients of x, the scores and the weights."""
+    return _SavingExperts.apply(call, x, topk_ids, topk_scores, *weights)[0]
 
+
+class _SavingExperts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call, x, topk_ids, topk_scores, w13, w2, bias13, bias2):
         y, call.saved_forward = _run_forward(
@@ -125,29 +138,30 @@ class SavingExperts(torch.autograd.Function):
         )
         ctx.call = call
         ctx.scores_like = (topk_scores.shape, topk_scores.dtype)
-        ctx.save_for_backward(w13, w2, bias13, bias2)
-        return y
+        anchor = new_anchor()
+        ctx.save_for_backward(anchor, w13, w2, bias13, bias2)
+        return y, anchor
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_y):
+    @differentiable_once
+    def backward(ctx, grad_y, _):
         return run_backward(
             ctx.call.context,
             stream_of(grad_y),
-            lambda: SavingExperts._run_backward(ctx, grad_y),
+            lambda: _SavingExperts._run_backward(ctx, grad_y),
         )
 
     @staticmethod
     def _run_backward(ctx, grad_y):
         call, needs = ctx.call, ctx.needs_input_grad
-        given = ctx.saved_tensors
+        anchor, *given = ctx.saved_tensors
         used = call.weights(*given)
         wanted = {
-            name: weight
-            for name, weight, need in zip(WEIGHT_NAMES, used, needs[4:], strict=True)
-            if need
+            name: used[index]
+            for index, name in enumerate(WEIGHT_NAMES)
+            if needs[4 + index] and is_wanted(given[index])
         }
-        places, added = call.destinations(wanted)
+        places, added = call.destinations(wanted, creates_graph=ctx.creates_graph)
         dy = grad_y.contiguous()
         grad_x = torch.empty_like(dy) if needs[1] else None
         shape, dtype = ctx.scores_like
@@ -169,7 +183,7 @@ class SavingExperts(torch.autograd.Function):
             _as_argument(delivered.get(name), weight)
             for name, weight in zip(WEIGHT_NAMES, given, strict=True)
         ]
-        return None, grad_x, None, grad_scores, *weight_gradients
+        return (None, grad_x, None, grad_scores, *weight_gradients), [anchor]
 
 
 def _as_argument(gradient, weight):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from distmoe.errors import InvalidArgumentError, UnsupportedError
-from distmoe.torch.eager import SavingExperts, needs_backward, run
+from distmoe.torch.eager import needs_backward, run, run_saving
 from distmoe.transformers.contexts import ContextPool, ExpertsOptions, Geometry
 from distmoe.transformers.gate import gate_of
 from distmoe.transformers.prepared import prepared_weights
@@ -44,7 +44,7 @@ def make_experts_forward(options: ExpertsOptions) -> Callable[..., torch.Tensor]
         inputs = (x.contiguous(), ids.contiguous(), scores)
         if needs_backward(x, scores, *weights):
             call = pool.for_training(id(module), x.shape[0])
-            y = SavingExperts.apply(call, *inputs, *weights)
+            y = run_saving(call, *inputs, *weights)
         else:
             if options.precision != "bf16":
                 layout = pool.geometry.gate.gate_up_layout
