@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A derivative of a gradient raises, also where the loss is linear, and never is zero in silence."""
+"""A derivative of a gradient raises, where the loss is linear too, and is never zero in silence."""
 
 import pytest
 import torch

@@ -21,7 +21,7 @@ def is_accumulated(leaf: Tensor) -> bool:
 
 
 def is_wanted(tensor: Tensor) -> bool:
-    """Whether this backward uses the gradient of `tensor`, to add to it, pass it on or return it."""
+    """Whether this backward adds the gradient of `tensor`, passes it on or returns it."""
     try:
         return _is_executed(tensor)
     except RuntimeError:
