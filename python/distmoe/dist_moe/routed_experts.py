@@ -45,12 +45,12 @@ def routed_experts(
     Collective over the ranks of `context`; all of them give the same kinds of programs.
     """
     check_types(Context, context=context)
-    context._check_open()
     if options is None:
         options = ExecutionOptions()
     given = (x_TD, ids_TK, scores_TK, w13, w2)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # the operator finds a context that is closed
         return _run(*given, context, options)
+    context._check_open()
     core = context.core_of(options)
     num_begun = core.num_begun_calls
     try:
