@@ -88,3 +88,16 @@ def test_a_rank_that_gives_up_tells_its_peers_why(tmp_path):
     facts = facts_of_ranks("give_up_alone", tmp_path, size=3)
     assert [fact["kind"] for fact in facts] == ["ClosedError"] * 3
     assert all("gave up: out of luck, and so on" in fact["words"] for fact in facts)
+
+
+def test_a_rank_that_closes_its_context_tells_its_peers(tmp_path):
+    facts = facts_of_ranks("close_alone", tmp_path, size=3)
+    assert [fact["kind"] for fact in facts] == ["PeerLostError", "ClosedError", "PeerLostError"]
+    assert all("rank 1 left: its context was closed" in facts[rank]["words"] for rank in (0, 2))
+    assert all(fact["seconds"] < 10 for fact in facts)  # of a timeout of 20
+
+
+def test_a_context_is_made_by_all_ranks(tmp_path):
+    (fact,) = facts_of_ranks("wait_for_a_late_rank", tmp_path)
+    assert "the 2 ranks of the group did not all come" in fact["words"]
+    assert "within 1.0 s" in fact["words"]

@@ -2,9 +2,13 @@
 """One rank of test_torch_distributed.py: a case, a folder for its facts, cpu or cuda."""
 
 import copy
+import functools
+import gc
 import json
 import os
+import signal
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -142,8 +146,8 @@ def reach_nccl_from_a_subgroup() -> None:
         torch.cuda.is_available = lambda: True
         distmoe.make_nccl_communicator = make_nccl_communicator
         device = torch.device("cuda", dist.get_rank() + 4)
-        made = distmoe.torch.context._communicator(group, device, 7.0)
-        tell(**asked, is_group=isinstance(made, distmoe.torch.GroupCommunicator))
+        made, own = distmoe.torch.context._communicator(group, device, 7.0)
+        tell(**asked, is_group=isinstance(made, distmoe.torch.GroupCommunicator) and made is own)
 
 
 def give_up_alone() -> None:
@@ -183,6 +187,58 @@ def lose_a_rank() -> None:
         store.set("done", "")
     else:
         store.wait(["done"], timedelta(seconds=60))  # alive, but it does not call
+    total = torch.ones(1)
+    dist.all_reduce(total)  # the group of the caller is as it was
+    assert total.item() == dist.get_world_size()
+
+
+def close_alone() -> None:
+    """A rank that closes its context while its peers go on, which have others of the same group."""
+    contexts = [distmoe.torch.create_context(train_config(), device="cpu") for _ in range(2)]
+    layer = Layer(contexts[0].config, seed=dist.get_rank())
+    calls = [
+        functools.partial(
+            distmoe.torch.routed_experts, **layer.inputs(), **layer.local(each), context=each
+        )
+        for each in contexts
+    ]
+    y = calls[0]()
+    drop_in_a_child(contexts, calls)
+    assert same_bits(calls[1](), y)
+    began = time.monotonic()
+    if contexts[0].rank == 1:
+        contexts[0].close()
+    try:
+        calls[0]()
+    except distmoe.Error as error:
+        tell(kind=type(error).__name__, words=str(error), seconds=time.monotonic() - began)
+    for context in contexts[:1]:
+        context.close()
+    again = distmoe.torch.create_context(train_config(), device="cpu")  # of the group, once more
+    assert same_bits(distmoe.torch.routed_experts(**calls[0].keywords | dict(context=again)), y)
+    assert same_bits(calls[1](), y)
+
+
+def drop_in_a_child(*contexts: list) -> None:
+    """A forked child has the connections, but not the threads that serve them."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)
+        for each in contexts:
+            each.clear()
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def wait_for_a_late_rank() -> None:
+    """Making a context is collective: who comes alone hears of it within the timeout."""
+    if dist.get_rank() == 0:
+        try:
+            distmoe.torch.create_context(train_config(timeout=1.0), device="cpu")
+        except distmoe.PeerLostError as error:
+            tell(words=str(error))
+    dist.barrier()
 
 
 def main() -> None:

@@ -30,7 +30,12 @@ class Context:
     needs are repeated here. Used by one thread at a time.
     """
 
-    def __init__(self, core: distmoe.Context, device: torch.device) -> None:
+    def __init__(
+        self,
+        core: distmoe.Context,
+        device: torch.device,
+        own_communicator: GroupCommunicator | None = None,
+    ) -> None:
         # Plain attributes: a compiled graph guards on them instead of calling into C++.
         self.core = core
         self.device = device
@@ -39,6 +44,7 @@ class Context:
         self.wgrad_dtype = wgrad_dtype_of(self.config)
         self.num_local_experts = core.num_local_experts
         self.first_expert = core.first_expert
+        self._own_communicator = own_communicator
         self.number = next(_numbers)
         _contexts[self.number] = self
 
@@ -73,7 +79,10 @@ class Context:
         return self.core.last_call()
 
     def close(self) -> None:
+        """Frees everything. Idempotent, not collective; a peer that calls on gets PeerLostError."""
         self.core.close()
+        if self._own_communicator is not None:
+            self._own_communicator.close()
 
     def __deepcopy__(self, memo: object) -> Context:
         """A copied module calls the same context: its memory belongs to one group of ranks."""
@@ -109,26 +118,26 @@ def context_of(number: int) -> Context:
 
 def _communicator(
     group: object, device: torch.device, timeout: float
-) -> distmoe.Communicator | None:
+) -> tuple[distmoe.Communicator | None, GroupCommunicator | None]:
+    """What a context calls over, and what of it is closed with the context."""
     if group is None:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-            return None
+            return None, None
         group = torch.distributed.group.WORLD
     if isinstance(group, distmoe.Communicator):
-        return group
+        return group, None
     if not isinstance(group, torch.distributed.ProcessGroup):
         raise TypeError(
             f"group is {type(group).__name__}; it must be a torch.distributed process group, a"
             " distmoe.Communicator or None"
         )
-    if not _has_gpus(device):  # without GPUs the library says on every rank why there is none
-        return GroupCommunicator(group)
-    if group.size() == 1:
-        return None
-    # NOTE: NCCL groups carry no host memory; what meets on the host goes over gloo.
-    ranks = torch.distributed.get_process_group_ranks(group)
-    host = torch.distributed.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return distmoe.make_nccl_communicator(GroupCommunicator(host), device.index, timeout)
+    has_gpus = _has_gpus(device)  # without GPUs the library says on every rank why there is none
+    if has_gpus and group.size() == 1:
+        return None, None
+    host = GroupCommunicator(group, timeout)
+    if not has_gpus:
+        return host, host
+    return distmoe.make_nccl_communicator(host, device.index, timeout), host
 
 
 def _has_gpus(device: torch.device) -> bool:
@@ -162,8 +171,8 @@ def create_context(
 
     Without a group: the default one of torch.distributed where that is initialised, one rank
     otherwise. Without a device: the current CUDA device where PyTorch has one, else the CPU. On the
-    CPU calls travel over the group itself (gloo, for example), on GPUs over NCCL's symmetric
-    windows. `num_threads`: worker threads of a rank on the CPU, 0 for its share of the
+    CPU calls travel over connections of gloo that are the context's own, on GPUs over NCCL's
+    symmetric windows. `num_threads`: worker threads of a rank on the CPU, 0 for its share of the
     cores.
     """
     check_types(distmoe.Config, config=config)
@@ -175,9 +184,10 @@ def create_context(
             "the current stream is being captured into a CUDA graph: a context allocates memory "
             "and is created before the capture begins"
         )
+    communicator, own_communicator = _communicator(group, chosen, config.timeout)
     core = distmoe.Context.create(
         config,
-        _communicator(group, chosen, config.timeout),
+        communicator,
         backend=chosen.type,
         device=chosen.index or 0,
         num_threads=num_threads,
@@ -187,4 +197,4 @@ def create_context(
         raise distmoe.UnsupportedError(
             f"device is {chosen}, but PyTorch {torch.__version__} finds no GPU"
         )
-    return Context(core, chosen)
+    return Context(core, chosen, own_communicator)

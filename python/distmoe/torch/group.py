@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A communicator over a torch.distributed group whose backend carries host memory, such as gloo."""
+"""A communicator of the ranks of a torch.distributed group, over host memory."""
 
 from __future__ import annotations
 
+import collections
+import os
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
@@ -32,21 +34,55 @@ def _as_tensor(view: memoryview) -> torch.Tensor:
         return torch.frombuffer(view, dtype=torch.uint8)
 
 
-class GroupCommunicator(distmoe.Communicator):
-    """The ranks of `group`, over point-to-point messages of the group itself."""
+# How many communicators were made of a group, by its name: all ranks of it count alike.
+_num_made: collections.Counter[str] = collections.Counter()
+# What a rank that gave up sent last, with the connections that it waits on until a peer looks; and
+# those of a parent process, whose threads a child cannot end.
+_kept: list[object] = []
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+
+def _connect(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroup | dist.Backend:
+    """Connections of gloo between the ranks of `group` that nothing else uses.
+
+    A call that times out breaks the connections that it used: those of the group stay whole. No
+    dist.new_group(), whose name depends on the other groups that a rank has at the time.
+    """
+    if dist.get_backend(group) in ("mpi", "fake"):  # without a store to meet at
+        return group
+    name = group.group_name
+    _num_made[name] += 1
+    store = dist.distributed_c10d._get_default_store()
+    place = dist.PrefixStore(f"distmoe/{name}/{_num_made[name]}", store)
+    limit = timedelta(seconds=timeout)
+    try:
+        return dist.ProcessGroupGloo(place, group.rank(), group.size(), timeout=limit)
+    except RuntimeError as error:
+        raise distmoe.PeerLostError(
+            f"the {group.size()} ranks of the group did not all come to make a communicator within"
+            f" {timeout} s: {error}"
+        ) from error
+
+
+class GroupCommunicator(distmoe.Communicator):
+    """The ranks of `group`, over connections of their own; making one is collective.
+
+    They are gloo's, whatever the group's backend is; a group of MPI carries the messages itself.
+    `timeout` (seconds) bounds the wait for the other ranks. `close()` ends the connections, which
+    the peers hear of in their next exchange; dropping the communicator does as well.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = 600.0) -> None:
         super().__init__()
         chosen = dist.group.WORLD if group is None else group
         if chosen is None:
             raise distmoe.InvalidArgumentError(
                 "there is no process group: call torch.distributed.init_process_group() first"
             )
-        self._group: dist.ProcessGroup = chosen
-        self._rank, self._size = self._group.rank(), self._group.size()
+        self._rank, self._size = chosen.rank(), chosen.size()
         self._peers = [peer for peer in range(self._size) if peer != self._rank]
         self._reason: str | None = None
-        self._last_words: object = None
+        self._process = os.getpid()
+        self._connections = _connect(chosen, timeout) if self._peers else None
 
     def rank(self) -> int:
         return self._rank
@@ -86,8 +122,25 @@ class GroupCommunicator(distmoe.Communicator):
             bytearray(reason.encode()[:_WORDS].ljust(_WORDS)), dtype=torch.uint8
         )
         # Not waited for: a peer may never look. What is sent must live as long as that.
-        works = [(self._send(gone, peer), self._send(words, peer)) for peer in self._peers]
-        self._last_words = (gone, words, works)
+        works = []
+        for peer in self._peers:
+            try:
+                works += [self._send(gone, peer), self._send(words, peer)]
+            except distmoe.PeerLostError:  # which needs no words; the others do
+                continue
+        _kept.append((self._connections, gone, words, works))
+
+    def close(self) -> None:
+        """Ends the connections of this rank. Not collective; what comes after is PeerLostError."""
+        if self._reason is None:
+            self._reason = "its communicator was closed"
+        if os.getpid() == self._process:
+            self._connections = None
+
+    def __del__(self) -> None:
+        connections = vars(self).get("_connections")
+        if connections is not None and os.getpid() != self._process:
+            _kept.append(connections)
 
     def _exchange_numbers(self, mine: list[int], timeout: float) -> list[int]:
         """A number to every rank and from it, with which everything begins."""
@@ -98,7 +151,7 @@ class GroupCommunicator(distmoe.Communicator):
         for peer in self._peers:
             if int(theirs[peer]) == _GONE:
                 # NOTE: gloo ends a send when the peer receives it, which that rank never will.
-                self._last_words = (own, sending)
+                _kept.append((self._connections, own, sending))
                 self._reason = f"rank {peer} gave up: {self._words_of(peer, timeout)}"
                 raise distmoe.PeerLostError(self._reason)
         self._wait(sending, timeout)
@@ -107,13 +160,22 @@ class GroupCommunicator(distmoe.Communicator):
     def _words_of(self, peer: int, timeout: float) -> str:
         words = torch.empty(_WORDS, dtype=torch.uint8)
         try:
-            self._wait([(peer, self._group.recv([words], peer, _TAG))], timeout)
+            self._wait([(peer, self._receive(words, peer))], timeout)
         except distmoe.PeerLostError:
             return "it left before it had said why"
         return bytes(words.tolist()).decode(errors="replace").rstrip()
 
     def _send(self, tensor: torch.Tensor, peer: int) -> dist.Work:
-        return self._group.send([tensor], peer, _TAG)
+        try:
+            return self._connections.send([tensor], peer, _TAG)
+        except RuntimeError as error:
+            raise self._left(peer, error) from error
+
+    def _receive(self, tensor: torch.Tensor, peer: int) -> dist.Work:
+        try:
+            return self._connections.recv([tensor], peer, _TAG)
+        except RuntimeError as error:
+            raise self._left(peer, error) from error
 
     def _start(
         self, sent: list[torch.Tensor], received: list[torch.Tensor]
@@ -121,7 +183,7 @@ class GroupCommunicator(distmoe.Communicator):
         if self._reason is not None:
             raise distmoe.PeerLostError(f"this rank gave up: {self._reason}")
         receiving = [
-            (peer, self._group.recv([received[peer]], peer, _TAG))
+            (peer, self._receive(received[peer], peer))
             for peer in self._peers
             if received[peer].numel() > 0
         ]
@@ -136,7 +198,13 @@ class GroupCommunicator(distmoe.Communicator):
             try:
                 work.wait(limit)
             except RuntimeError as error:
+                if "onnection closed" in str(error) or "onnection reset" in str(error):
+                    raise self._left(peer, error) from error
                 self._reason = f"rank {peer} was lost"
                 raise distmoe.PeerLostError(
                     f"rank {peer} did not answer within {timeout} s: {error}"
                 ) from error
+
+    def _left(self, peer: int, error: RuntimeError) -> distmoe.PeerLostError:
+        self._reason = f"rank {peer} left: its context was closed, or its process ended ({error})"
+        return distmoe.PeerLostError(self._reason)
