@@ -84,10 +84,10 @@ struct CallOptions {
 /// y_TD = sum over k, in order, of score * W2(SwiGLU(W13 x)) of the experts that a token names.
 ///
 /// Collective: every rank calls, in the same order, with any T of its own, zero included. `y_TD` is
-/// BF16 [T, D] and belongs to the caller; its rows may be strided, like those of the inputs. On the
-/// CPU the call returns when y is complete; on error y is not touched and the next correct call
-/// works, unless the error closed the context: peer_lost, peer_mismatch, and what one rank met
-/// alone (out_of_memory, internal).
+/// BF16 [T, D] and belongs to the caller; its rows may be strided, like those of the inputs. It may
+/// take the place of x and overlaps nothing else. On the CPU the call returns when y is complete;
+/// on error y is not touched and the next correct call works, unless the error closed the context:
+/// peer_lost, peer_mismatch, and what one rank met alone (out_of_memory, internal).
 ///
 /// On CUDA the call enqueues its work and returns; the caller orders calls of one context. What
 /// only the device can find (an id outside the contract, exceeded capacity, a peer that did not

@@ -7,6 +7,7 @@
 #include "core/check.hpp"
 #include "plan/option_names.hpp"
 #include "runtime/context_impl.hpp"
+#include "runtime/overlap_check.hpp"
 #include "runtime/tensor_check.hpp"
 #include "runtime/weight_check.hpp"
 
@@ -96,6 +97,35 @@ void check_clip_statistics(const ContextImpl& context, const ClipStatistics& cli
                 clip.limit, "; legal is a finite number, also in FP32");
 }
 
+/// All of x is read before y is written, so that y may take its place; one that lies across it is
+/// a mistake.
+bool is_in_place(const TensorView& x, const TensorView& y) {
+  return x.data == y.data && x.dtype == y.dtype && x.strides[0] == y.strides[0];
+}
+
+/// What is written over an argument changes it for the next call, and what the call does not expect
+/// in its place is seldom meant.
+void check_places(const RoutedInput& input, const ExpertWeights& weights, const TensorView& y_TD,
+                  const CallOptions& options) {
+  const TensorView none;
+  check_apart({{"y", &y_TD, Access::kWritten},
+               {"clip_statistics.counts", &options.clip_statistics.counts_3, Access::kWritten},
+               {"x", is_in_place(input.x_TD, y_TD) ? &none : &input.x_TD, Access::kRead},
+               {"topk_ids", &input.topk_ids_TK, Access::kRead},
+               {"topk_scores", &input.topk_scores_TK, Access::kRead},
+               {"w13", &weights.w13_L2FD, Access::kRead},
+               {"w2", &weights.w2_LDF, Access::kRead},
+               {"codes of w13", &weights.prepared_w13.codes, Access::kRead},
+               {"scales of w13", &weights.prepared_w13.scales, Access::kRead},
+               {"global scales of w13", &weights.prepared_w13.global_scales, Access::kRead},
+               {"codes of w2", &weights.prepared_w2.codes, Access::kRead},
+               {"scales of w2", &weights.prepared_w2.scales, Access::kRead},
+               {"global scales of w2", &weights.prepared_w2.global_scales, Access::kRead},
+               {"bias13", &weights.bias13_L2F, Access::kRead},
+               {"bias2", &weights.bias2_LD, Access::kRead},
+               {"norm.gamma", options.norm ? &options.norm->gamma_D : &none, Access::kRead}});
+}
+
 }  // namespace
 
 std::optional<NormCall> norm_call(const CallOptions& options) {
@@ -116,12 +146,14 @@ ForwardCall check_forward_call(const ContextImpl& context, std::int64_t call_ind
   check_output_rows(context, "y", y_TD, tokens);
   if (options.norm) check_norm(context, *options.norm);
   check_clip_statistics(context, options.clip_statistics);
+  const ExpertMatrices experts = resolve_weights(context, weights, values);
+  if (values == Values::kChecked) check_places(input, weights, y_TD, options);
   return {.index = call_index,
           .num_tokens = tokens,
           .x_TD = input.x_TD,
           .topk_ids_TK = input.topk_ids_TK,
           .topk_scores_TK = input.topk_scores_TK,
-          .experts = resolve_weights(context, weights, values),
+          .experts = experts,
           .y_TD = y_TD,
           .norm = norm_call(options),
           .clip_counts_3 = options.clip_statistics.counts_3,

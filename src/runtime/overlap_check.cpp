@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,12 @@ std::vector<Extent> pieces_of(const TensorView& tensor) {
   return pieces;
 }
 
+/// "[0x7f00, 0x7f40)".
+std::string text_of(const Extent& extent) {
+  return concat("[", reinterpret_cast<const void*>(extent.begin), ", ",  // NOLINT(*-int-to-ptr)
+                reinterpret_cast<const void*>(extent.end), ")");         // NOLINT(*-int-to-ptr)
+}
+
 bool have_common_memory(const TensorView& a, const TensorView& b) {
   if (a.num_elements() == 0 || b.num_elements() == 0) return false;
   if (is_apart(extent_of(a), extent_of(b))) return false;
@@ -91,7 +98,9 @@ void check_apart(std::initializer_list<NamedTensor> tensors) {
       if (first->access == Access::kRead && second.access == Access::kRead) continue;
       if (!first->tensor->is_given() || !second.tensor->is_given()) continue;
       DISTMOE_CHECK(!have_common_memory(*first->tensor, *second.tensor), kInvalidArgument,
-                    first->name, " and ", second.name, " overlap in memory");
+                    first->name, " and ", second.name, " overlap in memory: bytes ",
+                    text_of(extent_of(*first->tensor)), " and ",
+                    text_of(extent_of(*second.tensor)));
     }
   }
 }

@@ -15,9 +15,9 @@ struct NamedTensor {
   Access access;
 };
 
-/// Throws invalid_argument, naming both, for the first two tensors of which one is written and that
-/// have an element's memory in common. What lies between the elements of a strided tensor is not
-/// its memory.
+/// Throws invalid_argument for the first two tensors of which one is written and that have an
+/// element's memory in common, naming both and the bytes from their first to their last. What lies
+/// between the elements of a strided tensor is not its memory.
 void check_apart(std::initializer_list<NamedTensor> tensors);
 
 }  // namespace distmoe

@@ -187,6 +187,21 @@ TEST_P(MisuseLaws, PointersBetweenElementsAreRefused) {
   expect_all_refused(GetParam(), misuses);
 }
 
+TEST_P(MisuseLaws, AnOutputOverAnInputIsRefusedWithTheBytesOfBoth) {
+  std::vector<Misuse> misuses;
+  for (const NamedView& view : kViews) {
+    if (std::string(view.name) == "y") continue;
+    // In the place of x it is legal: one row on.
+    const std::int64_t offset = std::string(view.name) == "x" ? 1 : 0;
+    misuses.push_back({std::string("y over ") + view.name,
+                       [of = view.of, offset](Arguments& a) {
+                         a.y.data = static_cast<BF16*>(of(a)->data) + offset * of(a)->strides[0];
+                       },
+                       {std::string("y and ") + view.name + " overlap in memory: bytes [0x"}});
+  }
+  expect_all_refused(GetParam(), misuses);
+}
+
 // reports: A99, A102: both numbers, and the context stays usable.
 TEST_P(MisuseLaws, MoreTokensThanPlannedAreRefusedWithBothNumbers) {
   expect_all_refused(GetParam(), {{"five tokens where four are planned",

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -62,11 +63,23 @@ TEST(OverlapCheck, IsThatOfTheBytes) {
       bool is_shared = false;
       for (const std::byte* byte : bytes_of(b)) is_shared = is_shared || bytes.contains(byte);
       num_apart += is_shared ? 0 : 1;
-      EXPECT_EQ(refusal(a, b), is_shared ? "a and b overlap in memory" : "")
+      EXPECT_EQ(refusal(a, b).starts_with("a and b overlap in memory: bytes ["), is_shared)
           << a.describe() << " at " << a.data << ", " << b.describe() << " at " << b.data;
     }
   }
   EXPECT_GT(num_apart, 100);
+}
+
+TEST(OverlapCheck, NamesTheBytesFromTheFirstToTheLast) {
+  std::array<float, 16> memory{};
+  const TensorView front(memory.data(), DType::kF32, {8});
+  TensorView backwards(memory.data() + 11, DType::kF32, {3});
+  backwards.strides[0] = -4;
+  const auto at = [&](int element) { return static_cast<const void*>(memory.data() + element); };
+  std::ostringstream expected;
+  expected << "a and b overlap in memory: bytes [" << at(0) << ", " << at(8) << ") and [" << at(3)
+           << ", " << at(12) << ")";
+  EXPECT_EQ(refusal(front, backwards), expected.str());
 }
 
 TEST(OverlapCheck, IgnoresWhatIsOnlyReadEmptyOrNotGiven) {
