@@ -5,8 +5,10 @@
 // callers with programs of their own between calls.
 #pragma once
 
+#include <memory>
 #include <optional>
 
+#include "distmoe/communicator.hpp"
 #include "distmoe/context.hpp"
 #include "distmoe/error.hpp"
 #include "distmoe/export.hpp"
@@ -24,6 +26,11 @@ namespace distmoe {
 [[noreturn]] DISTMOE_EXPORT void refuse_routed_experts_backward(Context& context,
                                                                 const Error& reason,
                                                                 void* stream = nullptr);
+
+/// The same in place of Context::create: no rank gets a context, and all may create another.
+/// `communicator` may be null.
+[[noreturn]] DISTMOE_EXPORT void refuse_context(std::shared_ptr<Communicator> communicator,
+                                                const Error& reason);
 
 /// Collective, between calls: throws on every rank where any gives a `failure`, with its code, and
 /// the next call works. Hosts meet; no device is waited for.

@@ -105,7 +105,7 @@ int choose_num_threads(const std::vector<CreationRecord>& all, int rank,
 
 std::unique_ptr<ContextImpl> create_context(const Config& config,
                                             std::shared_ptr<Communicator> communicator,
-                                            const ContextOptions& options) {
+                                            const ContextOptions& options, const Error* reason) {
   const int rank = communicator ? communicator->rank() : 0;
   const int size = communicator ? communicator->size() : 1;
   DISTMOE_CHECK(size >= 1 && rank >= 0 && rank < size, kInvalidArgument,
@@ -118,6 +118,7 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
                       .context_number = next_context_number(),
                       .refusal = {}};
   const std::optional<Error> refusal = error_of([&] {
+    if (reason != nullptr) throw Error(*reason);
     plan_memory(config, size);
     check_supported(config, options);
   });

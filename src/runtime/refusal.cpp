@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "distmoe/refusal.hpp"
 
+#include <utility>
+
 #include "distmoe/routed_experts.hpp"
 #include "distmoe/routed_experts_backward.hpp"
 #include "runtime/backward.hpp"
 #include "runtime/context_impl.hpp"
 #include "runtime/forward.hpp"
+#include "runtime/handshake.hpp"
 
 namespace distmoe {
 
@@ -24,6 +27,11 @@ void refuse_routed_experts_backward(Context& context, const Error& reason, void*
                                 .gradients = {},
                                 .options = options,
                                 .refusal = &reason});
+  throw Error(reason);
+}
+
+void refuse_context(std::shared_ptr<Communicator> communicator, const Error& reason) {
+  create_context(Config{}, std::move(communicator), {}, &reason);
   throw Error(reason);
 }
 
