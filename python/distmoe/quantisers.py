@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from distmoe import _core
 
@@ -23,6 +23,31 @@ class QuantisedMatrix:
     codes: Any
     scales: Any
     factors: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: _packed(value) for name, value in vars(self).items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({name: _unpacked(value) for name, value in state.items()})
+
+
+class _PackedArray(NamedTuple):
+    """What `quantise` made, as it is pickled and copied."""
+
+    bits: bytes
+    shape: tuple[int, ...]
+    is_float: bool
+
+
+def _packed(value: Any) -> Any:
+    if type(value).__module__ != "nanobind":  # a tensor of the caller's, who knows how
+        return value
+    view = memoryview(value)
+    return _PackedArray(view.tobytes(), view.shape, view.format == "f")
+
+
+def _unpacked(value: Any) -> Any:
+    return _core.array_of_bytes(*value) if isinstance(value, _PackedArray) else value
 
 
 def quantise(

@@ -1,100 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Forward and backward. Tensors are read while the GIL is held; the call itself runs without it.
+// Forward, backward and their refusals. Tensors are read while the GIL is held
+// (call_arguments.hpp); the call itself runs without it.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <memory>
 #include <optional>
-#include <string_view>
 
 #include "bindings.hpp"
+#include "call_arguments.hpp"
 #include "context_object.hpp"
 #include "distmoe/refusal.hpp"
-#include "distmoe/routed_experts.hpp"
-#include "distmoe/routed_experts_backward.hpp"
 #include "errors.hpp"
-#include "object_fields.hpp"
-#include "prepared_argument.hpp"
-#include "tensor_argument.hpp"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
 
 namespace distmoe::python {
 namespace {
-
-/// The weights of a call.
-struct WeightArguments {
-  WeightArgument w13, w2;
-  TensorArgument bias13, bias2;
-
-  WeightArguments(nb::handle w13, nb::handle w2, nb::handle bias13, nb::handle bias2,
-                  std::uintptr_t stream)
-      : w13("w13", w13, stream),
-        w2("w2", w2, stream),
-        bias13("bias13", bias13, Access::kRead, stream, true),
-        bias2("bias2", bias2, Access::kRead, stream, true) {}
-
-  ExpertWeights views() const {
-    return {.w13_L2FD = w13.view(),
-            .w2_LDF = w2.view(),
-            .bias13_L2F = bias13.view(),
-            .bias2_LD = bias2.view(),
-            .prepared_w13 = w13.prepared(),
-            .prepared_w2 = w2.prepared()};
-  }
-};
-
-/// A forward's options: a distmoe.PostExpertNorm or None, and the counts of clipped elements.
-struct OptionArguments {
-  std::optional<PostExpertNorm> norm;
-  TensorArgument gamma, counts;
-  double clip_limit = 0;
-  std::uintptr_t stream;
-
-  OptionArguments(nb::handle norm_object, nb::handle clip_counts, nb::handle limit,
-                  std::uintptr_t stream)
-      : gamma("norm.gamma", gamma_of(norm_object), Access::kRead, stream, true),
-        counts("clip_counts", clip_counts, Access::kWritten, stream, true),
-        stream(stream) {
-    Fields::read_value("clip_limit", limit, clip_limit);
-    if (norm_object.is_none()) return;
-    const Fields fields(norm_object, "norm.");
-    norm.emplace();
-    norm->gamma_D = gamma.view();
-    fields.read("eps", norm->eps);
-    fields.read("gain_center", norm->gain_center);
-    fields.read("uses_kahan", norm->uses_kahan);
-    fields.read("recomputes_rstd", norm->recomputes_rstd);
-  }
-
-  static nb::object gamma_of(nb::handle norm_object) {
-    if (norm_object.is_none()) return nb::none();
-    const nb::object expected = nb::module_::import_("distmoe.norm").attr("PostExpertNorm");
-    if (!nb::isinstance(norm_object, expected)) {
-      throw_type_error(concat("norm is ", nb::type_name(norm_object.type()).c_str(),
-                              "; it must be a PostExpertNorm or None"));
-    }
-    return norm_object.attr("gamma");
-  }
-
-  CallOptions options() const {
-    return {.stream = stream_of(stream),
-            .norm = norm,
-            .clip_statistics = {.counts_3 = counts.view(), .limit = clip_limit}};
-  }
-};
-
-/// Everything of a forward that comes from Python.
-struct ForwardArguments {
-  TensorArgument x, ids, scores;
-  WeightArguments weights;
-  TensorArgument y;
-  OptionArguments options;
-
-  RoutedInput input() const { return {x.view(), ids.view(), scores.view()}; }
-};
 
 // --- what cannot be read is told to the peers, as what the library refuses is ---
 
@@ -140,21 +64,6 @@ auto read_or_refuse(const ContextObject& context, Direction direction, std::uint
   }
 }
 
-/// The arguments of a forward as Python gives them.
-struct ForwardObjects {
-  nb::handle x, ids, scores, w13, w2, y, bias13, bias2, norm, clip_counts, clip_limit;
-  std::uintptr_t stream;
-
-  ForwardArguments read() const {
-    return {{"x", x, Access::kRead, stream},
-            {"topk_ids", ids, Access::kRead, stream},
-            {"topk_scores", scores, Access::kRead, stream},
-            {w13, w2, bias13, bias2, stream},
-            {"y", y, Access::kWritten, stream},
-            {norm, clip_counts, clip_limit, stream}};
-  }
-};
-
 /// Calls `body(context, arguments)` with what Python gave.
 template <typename Body>
 decltype(auto) run_forward(const ContextObject& context, const ForwardObjects& objects,
@@ -196,69 +105,6 @@ std::shared_ptr<HeldForward> saving_forward(const ContextObject& context, nb::ha
                     return saving_routed_experts(inner, input, weights, y_TD, options);
                   });
   return std::make_shared<HeldForward>(std::move(saved), context.shared, stream_of(stream));
-}
-
-/// Which of the weights' gradients are added to what their destinations hold: True for all, or a
-/// collection of names.
-class Accumulation {
- public:
-  explicit Accumulation(nb::handle given) {
-    if (PyBool_Check(given.ptr())) {
-      for (Name& name : names_) name.is_added = nb::cast<bool>(given);
-      return;
-    }
-    for (const nb::handle item : given) add(nb::cast<std::string>(item));
-  }
-
-  WeightGradient destination(std::string_view name, const TensorArgument& tensor) const {
-    for (const Name& known : names_) {
-      if (known.text == name) return {tensor.view(), known.is_added};
-    }
-    return {tensor.view(), false};
-  }
-
- private:
-  struct Name {
-    std::string_view text;
-    bool is_added = false;
-  };
-
-  void add(const std::string& name) {
-    for (Name& known : names_) {
-      if (known.text != name) continue;
-      known.is_added = true;
-      return;
-    }
-    throw Error(ErrorCode::kInvalidArgument,
-                concat("accumulate names '", name, "'; legal are w13, w2, bias13, bias2"));
-  }
-
-  Name names_[4] = {{"w13"}, {"w2"}, {"bias13"}, {"bias2"}};
-};
-
-/// Everything of a backward that comes from Python.
-struct BackwardArguments {
-  HeldForward* saved = nullptr;
-  TensorArgument dy;
-  WeightArguments weights;
-  TensorArgument to_x, to_scores, to_w13, to_w2, to_bias13, to_bias2;
-  Accumulation added;
-
-  RoutedGradients gradients() const {
-    return {.grad_x_TD = to_x.view(),
-            .grad_scores_TK = to_scores.view(),
-            .grad_w13_L2FD = added.destination("w13", to_w13),
-            .grad_w2_LDF = added.destination("w2", to_w2),
-            .grad_bias13_L2F = added.destination("bias13", to_bias13),
-            .grad_bias2_LD = added.destination("bias2", to_bias2)};
-  }
-};
-
-HeldForward* saved_of(nb::handle given) {
-  HeldForward* saved = nullptr;
-  if (nb::try_cast(given, saved) && saved != nullptr) return saved;
-  throw_type_error(concat("saved is ", nb::type_name(given.type()).c_str(),
-                          "; it must be the SavedForward of a saving_routed_experts"));
 }
 
 void backward(const ContextObject& context, nb::handle saved, nb::handle dy, nb::handle w13,

@@ -12,6 +12,7 @@
 #include "bindings.hpp"
 #include "config_argument.hpp"
 #include "distmoe/communicator.hpp"
+#include "value_class.hpp"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -90,17 +91,39 @@ class PythonCommunicator : public Communicator {
   }
 
   void prepare() {
-    rank_ = nb::cast<int>(self().attr("rank")());
-    size_ = nb::cast<int>(self().attr("size")());
-    name_ = nb::cast<std::string>(self().attr("name")());
+    for (const char* method : {"rank", "size", "name", "alltoallv", "barrier", "abort"}) {
+      if (is_implemented(method)) continue;
+      throw_type_error(concat(class_name(), " has no ", method,
+                              "(); a Communicator implements rank, size, name, alltoallv, barrier "
+                              "and abort"));
+    }
+    ask("rank", rank_, "an integer");
+    ask("size", size_, "an integer");
+    ask("name", name_, "a string");
   }
 
  private:
   nb::handle self() const { return nb_trampoline.base(); }
+  std::string class_name() const { return nb::type_name(self().type()).c_str(); }
+
+  /// The methods of the base class answer what prepare() was told.
+  bool is_implemented(const char* method) const {
+    const nb::object own = nb::getattr(self().type(), method, nb::none());
+    return nb::cast<nb::dict>(self().attr("__dict__")).contains(method) ||
+           !own.is(nb::getattr(nb::type<Communicator>(), method, nb::none()));
+  }
+
+  template <typename Answer>
+  void ask(const char* method, Answer& answer, const char* legal) const {
+    const nb::object given = self().attr(method)();
+    if (nb::try_cast(given, answer)) return;
+    throw_type_error(concat(method, "() of ", class_name(), " is ", nb::repr(given).c_str(),
+                            "; it must be ", legal));
+  }
 
   int rank_ = 0;
   int size_ = 1;
-  std::string name_ = "python";
+  std::string name_;
 };
 
 void bind_factories(nb::module_& module) {
@@ -117,18 +140,19 @@ void bind_factories(nb::module_& module) {
       "size"_a, "body"_a, "Runs `body(communicator)` on `size` threads, one a rank.");
   module.def("make_mpi_communicator", &make_mpi_communicator,
              nb::call_guard<nb::gil_scoped_release>(), "The ranks of MPI_COMM_WORLD.");
-  nb::class_<TcpGroup>(module, "TcpGroup", "Where the ranks of a TCP group meet.")
+  ValueClass<TcpGroup> tcp_group(module, "TcpGroup", "Where the ranks of a TCP group meet.");
+  tcp_group.field("rank", &TcpGroup::rank)
+      .field("size", &TcpGroup::size)
+      .field("host", &TcpGroup::host)
+      .field("port", &TcpGroup::port)
+      .field("job", &TcpGroup::job)
+      .type()
       .def(
           "__init__",
           [](TcpGroup* self, int rank, int size, std::string host, int port, std::string job) {
             new (self) TcpGroup{rank, size, std::move(host), port, std::move(job)};
           },
-          "rank"_a, "size"_a, "host"_a, "port"_a, "job"_a = "")
-      .def_ro("rank", &TcpGroup::rank)
-      .def_ro("size", &TcpGroup::size)
-      .def_ro("host", &TcpGroup::host)
-      .def_ro("port", &TcpGroup::port)
-      .def_ro("job", &TcpGroup::job);
+          "rank"_a, "size"_a, "host"_a, "port"_a, "job"_a = "");
   module.def("torchrun_group", &torchrun_group,
              "The group of a process that torchrun started, from its environment.");
   module.def(
@@ -141,9 +165,9 @@ void bind_factories(nb::module_& module) {
       "group"_a, "timeout"_a = 600.0);
   module.def(
       "make_nccl_communicator",
-      [](std::shared_ptr<Communicator> host, int device, double timeout) {
+      [](nb::handle given, int device, double timeout) {
         const auto limit = milliseconds_of("timeout", timeout);
-        prepare(host);
+        std::shared_ptr<Communicator> host = communicator_of("host", given);
         const nb::gil_scoped_release release;
         return make_nccl_communicator(std::move(host), device, limit);
       },
@@ -182,8 +206,20 @@ void bind_communicator(nb::module_& module) {
   bind_factories(module);
 }
 
-void prepare(const std::shared_ptr<Communicator>& communicator) {
+std::shared_ptr<Communicator> communicator_of(const char* name, nb::handle given) {
+  if (given.is_none()) return nullptr;
+  const std::string class_name = nb::type_name(given.type()).c_str();
+  if (!nb::isinstance<Communicator>(given)) {
+    throw_type_error(
+        concat(name, " is ", class_name, "; it must be a distmoe.Communicator or None"));
+  }
+  if (!nb::inst_ready(given)) {
+    throw_type_error(
+        concat(name, " is ", class_name, ", whose __init__ must call super().__init__()"));
+  }
+  auto communicator = nb::cast<std::shared_ptr<Communicator>>(given);
   if (auto* python = dynamic_cast<PythonCommunicator*>(communicator.get())) python->prepare();
+  return communicator;
 }
 
 }  // namespace distmoe::python

@@ -6,8 +6,10 @@
 #include "bindings.hpp"
 #include "config_argument.hpp"
 #include "context_object.hpp"
+#include "distmoe/refusal.hpp"
 #include "refuse_copies.hpp"
 #include "tensor_argument.hpp"
+#include "value_class.hpp"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -15,48 +17,76 @@ using nb::literals::operator""_a;
 namespace distmoe::python {
 namespace {
 
-ContextObject create(nb::object config, std::shared_ptr<Communicator> communicator,
-                     const std::string& backend, int device, int num_threads) {
-  const Config values = config_of(config);
-  const ContextOptions options{.backend = choice_of<BackendKind>("backend", backend),
-                               .num_threads = num_threads,
-                               .device = device};
-  prepare(communicator);
+/// What a context is made of.
+struct Creation {
+  Config config;
+  ContextOptions options;
+};
+
+/// What Python gave as it, or, on every rank of the group, what is wrong with it.
+Creation creation_or_refusal(nb::handle config, const std::shared_ptr<Communicator>& communicator,
+                             const std::string& backend, int device, int num_threads) {
+  const auto tell = [&](const Error& reason) {
+    const nb::gil_scoped_release release;
+    refuse_context(communicator, reason);
+  };
+  try {
+    return {.config = config_of(config),
+            .options = {.backend = choice_of<BackendKind>("backend", backend),
+                        .num_threads = num_threads,
+                        .device = device}};
+  } catch (const Error& error) {
+    tell(error);
+  } catch (const nb::builtin_exception& raised) {
+    try {
+      tell({ErrorCode::kInvalidArgument, concat("TypeError: ", raised.what())});
+      // NOLINTNEXTLINE(bugprone-empty-catch)
+    } catch (const Error&) {  // what is raised is what this rank met, in its own words
+    }
+    throw;
+  }
+}
+
+ContextObject create(nb::object config, nb::handle given, const std::string& backend, int device,
+                     int num_threads) {
+  std::shared_ptr<Communicator> communicator = communicator_of("communicator", given);
+  const Creation creation = creation_or_refusal(config, communicator, backend, device, num_threads);
   std::shared_ptr<SharedContext> shared;
   {
     const nb::gil_scoped_release release;
-    shared =
-        std::make_shared<SharedContext>(Context::create(values, std::move(communicator), options));
+    shared = std::make_shared<SharedContext>(
+        Context::create(creation.config, std::move(communicator), creation.options));
   }
   return {std::move(shared), std::move(config)};
 }
 
 void bind_facts(nb::module_& module) {
-  nb::class_<CallStatistics>(module, "CallStatistics",
+  ValueClass<CallStatistics>(module, "CallStatistics",
                              "Facts of the last call of a context, on this rank.")
-      .def_ro("call", &CallStatistics::call, "Counts from 1; 0 before the first.")
-      .def_ro("tokens", &CallStatistics::tokens)
-      .def_ro("rows_per_rank", &CallStatistics::rows_per_rank)
-      .def_ro("rows_per_expert", &CallStatistics::rows_per_expert, "Of every expert of the group.")
-      .def_ro("rank_imbalance", &CallStatistics::rank_imbalance,
-              "Rows of the busiest rank / mean rows of a rank; 0 without rows.")
-      .def_ro("expert_imbalance", &CallStatistics::expert_imbalance, "The same of experts.")
-      .def_ro("dropped_routes", &CallStatistics::dropped_routes, "Always 0: distmoe never drops.")
-      .def_ro("device_scratch_bytes", &CallStatistics::device_scratch_bytes,
-              "That the call's rows take on this rank.")
-      .def_ro("host_scratch_bytes", &CallStatistics::host_scratch_bytes)
-      .def_ro("slot", &CallStatistics::slot)
-      .def_ro("slot_layer", &CallStatistics::slot_layer)
-      .def_ro("is_recomputed", &CallStatistics::is_recomputed);
-  nb::class_<RegionPeaks>(module, "RegionPeaks",
+      .field("call", &CallStatistics::call, "Counts from 1; 0 before the first.")
+      .field("tokens", &CallStatistics::tokens)
+      .field("rows_per_rank", &CallStatistics::rows_per_rank)
+      .field("rows_per_expert", &CallStatistics::rows_per_expert, "Of every expert of the group.")
+      .field("rank_imbalance", &CallStatistics::rank_imbalance,
+             "Rows of the busiest rank / mean rows of a rank; 0 without rows.")
+      .field("expert_imbalance", &CallStatistics::expert_imbalance, "The same of experts.")
+      .field("dropped_routes", &CallStatistics::dropped_routes, "Always 0: distmoe never drops.")
+      .field("device_scratch_bytes", &CallStatistics::device_scratch_bytes,
+             "That the call's rows take on this rank.")
+      .field("host_scratch_bytes", &CallStatistics::host_scratch_bytes)
+      .field("slot", &CallStatistics::slot)
+      .field("slot_layer", &CallStatistics::slot_layer)
+      .field("is_recomputed", &CallStatistics::is_recomputed);
+  ValueClass<RegionPeaks>(module, "RegionPeaks",
                           "What calls took of the activation buffer, at most, on this rank.")
-      .def_ro("slot_bytes", &RegionPeaks::slot_bytes)
-      .def_ro("device_scratch_bytes", &RegionPeaks::device_scratch_bytes)
-      .def_ro("host_scratch_bytes", &RegionPeaks::host_scratch_bytes);
-  nb::class_<HeldForward>(module, "SavedForward", nb::is_weak_referenceable(),
-                          "What a saving forward hands to its backward. Dropping it unused makes "
-                          "its slot unusable until Context.reset().")
-      .def_prop_ro("is_live", [](const HeldForward& self) { return self.saved.is_live(); })
+      .field("slot_bytes", &RegionPeaks::slot_bytes)
+      .field("device_scratch_bytes", &RegionPeaks::device_scratch_bytes)
+      .field("host_scratch_bytes", &RegionPeaks::host_scratch_bytes);
+  nb::class_<HeldForward> saved(module, "SavedForward", nb::is_weak_referenceable(),
+                                "What a saving forward hands to its backward. Dropping it unused "
+                                "makes its slot unusable until Context.reset().");
+  refuse_copies(saved, "it names what one context keeps in a slot, for one backward");
+  saved.def_prop_ro("is_live", [](const HeldForward& self) { return self.saved.is_live(); })
       .def_prop_ro(
           "slot", [](const HeldForward& self) { return self.saved.slot(); },
           "-1 where this is of no forward.")
@@ -100,7 +130,7 @@ void bind_life(nb::class_<ContextObject>& type) {
   const auto close = [](const ContextObject& self) {
     self.run([](Context& context) { context.close(); });
   };
-  type.def_static("create", &create, "config"_a, "communicator"_a.none() = nb::none(),
+  type.def_static("create", &create, "config"_a.none(), "communicator"_a.none() = nb::none(),
                   nb::kw_only(), "backend"_a = "cpu", "device"_a = 0, "num_threads"_a = 0,
                   "Collective over the ranks of `communicator`; one rank without. `num_threads`: "
                   "worker threads of this rank on the CPU, 0 for its share of the cores.")

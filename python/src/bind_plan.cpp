@@ -8,11 +8,13 @@
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "bindings.hpp"
 #include "config_argument.hpp"
 #include "distmoe/slot_assignment.hpp"
+#include "value_class.hpp"
 
 namespace nb = nanobind;
 using nb::literals::operator""_a;
@@ -25,68 +27,83 @@ PlanTarget target_of(const std::string& backend, int num_threads) {
 }
 
 void bind_memory_plan(nb::module_& module) {
-  nb::class_<PlanBuffer>(module, "PlanBuffer", "One named buffer of a context.")
-      .def_ro("name", &PlanBuffer::name)
-      .def_ro("bytes", &PlanBuffer::bytes)
-      .def("__repr__", [](const PlanBuffer& self) {
-        return concat("PlanBuffer('", self.name, "', ", self.bytes, ")");
-      });
-  nb::class_<MemoryPlan>(module, "MemoryPlan",
+  ValueClass<PlanBuffer>(module, "PlanBuffer", "One named buffer of a context.")
+      .field("name", &PlanBuffer::name)
+      .field("bytes", &PlanBuffer::bytes);
+  ValueClass<MemoryPlan>(module, "MemoryPlan",
                          "What one rank allocates, exactly. Sizes in bytes unless they say rows.")
-      .def_prop_ro("backend",
-                   [](const MemoryPlan& self) { return option_name(self.target.backend); })
-      .def_prop_ro("num_threads", [](const MemoryPlan& self) { return self.target.num_threads; })
-      .def_ro("balanced_rows", &MemoryPlan::balanced_rows)
-      .def_ro("device_scratch_rows", &MemoryPlan::device_scratch_rows)
-      .def_ro("total_scratch_rows", &MemoryPlan::total_scratch_rows)
-      .def_ro("device_scratch_factor", &MemoryPlan::device_scratch_factor)
-      .def_ro("total_scratch_factor", &MemoryPlan::total_scratch_factor)
-      .def_ro("saved_input_bytes_per_layer", &MemoryPlan::saved_input_bytes_per_layer)
-      .def_ro("saved_bytes_per_layer_balanced", &MemoryPlan::saved_bytes_per_layer_balanced)
-      .def_ro("device_scratch_bytes", &MemoryPlan::device_scratch_bytes)
-      .def_ro("host_scratch_bytes", &MemoryPlan::host_scratch_bytes)
-      .def_ro("minimum_slot_bytes", &MemoryPlan::minimum_slot_bytes)
-      .def_ro("balanced_slot_bytes", &MemoryPlan::balanced_slot_bytes)
-      .def_ro("max_useful_slot_bytes", &MemoryPlan::max_useful_slot_bytes)
-      .def_ro("slot_bytes", &MemoryPlan::slot_bytes)
-      .def_ro("num_slots", &MemoryPlan::num_slots)
-      .def_ro("total_activation_bytes", &MemoryPlan::total_activation_bytes)
-      .def_ro("total_device_bytes", &MemoryPlan::total_device_bytes)
-      .def_ro("total_virtual_bytes", &MemoryPlan::total_virtual_bytes)
-      .def_ro("communication_buffers", &MemoryPlan::communication_buffers)
-      .def_ro("metadata_buffers", &MemoryPlan::metadata_buffers)
-      .def_ro("control_buffers", &MemoryPlan::control_buffers)
-      .def_ro("workspace_buffers", &MemoryPlan::workspace_buffers)
-      .def_ro("communication_bytes", &MemoryPlan::communication_bytes)
-      .def_ro("metadata_bytes", &MemoryPlan::metadata_bytes)
-      .def_ro("control_bytes", &MemoryPlan::control_bytes)
-      .def_ro("workspace_bytes", &MemoryPlan::workspace_bytes)
-      .def_ro("allocated_bytes", &MemoryPlan::allocated_bytes,
-              "The sum of all: what the context allocates.")
-      .def("__eq__", [](const MemoryPlan& self, nb::handle other) {
-        MemoryPlan* plan = nullptr;
-        return nb::try_cast(other, plan) && plan != nullptr && self == *plan;
-      });
+      .field(
+          "backend",
+          [](const MemoryPlan& self) { return std::string(option_name(self.target.backend)); },
+          [](MemoryPlan& self, const std::string& name) {
+            self.target.backend = choice_of<BackendKind>("backend", name);
+          })
+      .field(
+          "num_threads", [](const MemoryPlan& self) { return self.target.num_threads; },
+          [](MemoryPlan& self, int value) { self.target.num_threads = value; })
+      .field("balanced_rows", &MemoryPlan::balanced_rows)
+      .field("device_scratch_rows", &MemoryPlan::device_scratch_rows)
+      .field("total_scratch_rows", &MemoryPlan::total_scratch_rows)
+      .field("device_scratch_factor", &MemoryPlan::device_scratch_factor)
+      .field("total_scratch_factor", &MemoryPlan::total_scratch_factor)
+      .field("saved_input_bytes_per_layer", &MemoryPlan::saved_input_bytes_per_layer)
+      .field("saved_bytes_per_layer_balanced", &MemoryPlan::saved_bytes_per_layer_balanced)
+      .field("device_scratch_bytes", &MemoryPlan::device_scratch_bytes)
+      .field("host_scratch_bytes", &MemoryPlan::host_scratch_bytes)
+      .field("minimum_slot_bytes", &MemoryPlan::minimum_slot_bytes)
+      .field("balanced_slot_bytes", &MemoryPlan::balanced_slot_bytes)
+      .field("max_useful_slot_bytes", &MemoryPlan::max_useful_slot_bytes)
+      .field("slot_bytes", &MemoryPlan::slot_bytes)
+      .field("num_slots", &MemoryPlan::num_slots)
+      .field("total_activation_bytes", &MemoryPlan::total_activation_bytes)
+      .field("total_device_bytes", &MemoryPlan::total_device_bytes)
+      .field("total_virtual_bytes", &MemoryPlan::total_virtual_bytes)
+      .field("communication_buffers", &MemoryPlan::communication_buffers)
+      .field("metadata_buffers", &MemoryPlan::metadata_buffers)
+      .field("control_buffers", &MemoryPlan::control_buffers)
+      .field("workspace_buffers", &MemoryPlan::workspace_buffers)
+      .field("communication_bytes", &MemoryPlan::communication_bytes)
+      .field("metadata_bytes", &MemoryPlan::metadata_bytes)
+      .field("control_bytes", &MemoryPlan::control_bytes)
+      .field("workspace_bytes", &MemoryPlan::workspace_bytes)
+      .field("allocated_bytes", &MemoryPlan::allocated_bytes,
+             "The sum of all: what the context allocates.");
   module.def(
       "plan_memory",
       [](nb::handle config, int ep_size, const std::string& backend, int num_threads) {
         return plan_memory(config_of(config), ep_size, target_of(backend, num_threads));
       },
-      "config"_a, "ep_size"_a, nb::kw_only(), "backend"_a = "cpu", "num_threads"_a = 1,
+      "config"_a.none(), "ep_size"_a, nb::kw_only(), "backend"_a = "cpu", "num_threads"_a = 1,
       "Sizes everything that a context of `config` on one of `ep_size` ranks allocates. Allocates "
       "nothing, asks no device.");
 }
 
+void bind_physical_sections(nb::module_& module) {
+  ValueClass<PhysicalSections>(
+      module, "PhysicalSections",
+      "Where the memory of a rank on a GPU with host scratch is, in bytes.")
+      .field("granularity_bytes", &PhysicalSections::granularity_bytes)
+      .field("device_prefix_bytes", &PhysicalSections::device_prefix_bytes, "Slots.")
+      .field("host_bytes", &PhysicalSections::host_bytes,
+             "0 where host scratch fills no piece of its own.")
+      .field("device_hot_bytes", &PhysicalSections::device_hot_bytes,
+             "Device scratch and what follows.")
+      .field("padding_bytes", &PhysicalSections::padding_bytes,
+             "Of all that is no memory of the plan.");
+  module.def("physical_sections", &physical_sections, "plan"_a, "granularity_bytes"_a = 2 << 20,
+             "Of a device whose memory comes in pieces of `granularity_bytes`: NVIDIA's in 2 MiB.");
+}
+
 void bind_budget(nb::module_& module) {
-  nb::class_<BudgetReport>(module, "BudgetReport",
+  ValueClass<BudgetReport>(module, "BudgetReport",
                            "Whether a plan fits a budget of bytes a rank, and what would.")
-      .def_ro("fits", &BudgetReport::fits)
-      .def_ro("budget_bytes", &BudgetReport::budget_bytes)
-      .def_ro("needed_bytes", &BudgetReport::needed_bytes)
-      .def_ro("largest_max_tokens", &BudgetReport::largest_max_tokens)
-      .def_ro("largest_num_slots", &BudgetReport::largest_num_slots)
-      .def_ro("largest_scratch_factor", &BudgetReport::largest_scratch_factor)
-      .def_ro("factor_is_total", &BudgetReport::factor_is_total);
+      .field("fits", &BudgetReport::fits)
+      .field("budget_bytes", &BudgetReport::budget_bytes)
+      .field("needed_bytes", &BudgetReport::needed_bytes)
+      .field("largest_max_tokens", &BudgetReport::largest_max_tokens)
+      .field("largest_num_slots", &BudgetReport::largest_num_slots)
+      .field("largest_scratch_factor", &BudgetReport::largest_scratch_factor)
+      .field("factor_is_total", &BudgetReport::factor_is_total);
   module.def(
       "check_budget",
       [](nb::handle config, int ep_size, std::int64_t budget_bytes, const std::string& backend,
@@ -94,12 +111,12 @@ void bind_budget(nb::module_& module) {
         return check_budget(config_of(config), ep_size, budget_bytes,
                             target_of(backend, num_threads));
       },
-      "config"_a, "ep_size"_a, "budget_bytes"_a, nb::kw_only(), "backend"_a = "cpu",
+      "config"_a.none(), "ep_size"_a, "budget_bytes"_a, nb::kw_only(), "backend"_a = "cpu",
       "num_threads"_a = 1);
   module.def(
       "explain",
       [](nb::handle config, const MemoryPlan& plan) { return explain(config_of(config), plan); },
-      "config"_a, "plan"_a, "A plan in words; `plan` is plan_memory's of `config`.");
+      "config"_a.none(), "plan"_a, "A plan in words; `plan` is plan_memory's of `config`.");
   module.def(
       "explain", [](const BudgetReport& report) { return explain(report); }, "report"_a);
 }
@@ -129,20 +146,26 @@ std::vector<PipelineAction> actions_of(const std::vector<ActionTuple>& tuples) {
 }
 
 void bind_slot_assignment(nb::module_& module) {
-  nb::class_<SlotUse>(module, "SlotUse", "The slot of one stage of one microbatch.")
-      .def_ro("stage", &SlotUse::stage)
-      .def_ro("microbatch", &SlotUse::microbatch)
-      .def_ro("slot", &SlotUse::slot, "-1 for a stage without MoE layers")
-      .def_ro("num_moe_layers", &SlotUse::num_moe_layers);
-  nb::class_<SlotAssignment>(module, "SlotAssignment")
-      .def_prop_ro("grouping",
-                   [](const SlotAssignment& self) { return option_name(self.grouping); })
-      .def_ro("num_activation_slots", &SlotAssignment::num_activation_slots)
-      .def_ro("max_moe_layers_per_activation_slot",
-              &SlotAssignment::max_moe_layers_per_activation_slot)
-      .def_ro("uses", &SlotAssignment::uses)
-      .def("use_of", &SlotAssignment::use_of, "stage"_a, "microbatch"_a,
-           nb::rv_policy::reference_internal);
+  ValueClass<SlotUse>(module, "SlotUse", "The slot of one stage of one microbatch.")
+      .field("stage", &SlotUse::stage)
+      .field("microbatch", &SlotUse::microbatch)
+      .field("slot", &SlotUse::slot, "-1 for a stage without MoE layers")
+      .field("num_moe_layers", &SlotUse::num_moe_layers);
+  ValueClass<SlotAssignment> assignment(module, "SlotAssignment",
+                                        "The slots of one pipeline rank.");
+  assignment
+      .field(
+          "grouping",
+          [](const SlotAssignment& self) { return std::string(option_name(self.grouping)); },
+          [](SlotAssignment& self, const std::string& name) {
+            self.grouping = choice_of<SlotGrouping>("grouping", name);
+          })
+      .field("num_activation_slots", &SlotAssignment::num_activation_slots)
+      .field("max_moe_layers_per_activation_slot",
+             &SlotAssignment::max_moe_layers_per_activation_slot)
+      .field("uses", &SlotAssignment::uses);
+  assignment.type().def("use_of", &SlotAssignment::use_of, "stage"_a, "microbatch"_a,
+                        nb::rv_policy::reference_internal);
   module.def(
       "assign_activation_slots",
       [](const std::vector<ActionTuple>& actions,
@@ -165,8 +188,9 @@ void bind_slot_assignment(nb::module_& module) {
 
 void bind_plan(nb::module_& module) {
   module.def(
-      "validate", [](nb::handle config) { validate(config_of(config)); }, "config"_a);
+      "validate", [](nb::handle config) { validate(config_of(config)); }, "config"_a.none());
   bind_memory_plan(module);
+  bind_physical_sections(module);
   bind_budget(module);
   bind_slot_assignment(module);
 }

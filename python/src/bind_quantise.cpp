@@ -4,10 +4,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
-#include <memory>
+#include <cstring>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "bindings.hpp"
 #include "config_argument.hpp"
@@ -74,12 +76,26 @@ nb::object dequantise_arrays(nb::handle codes, nb::handle scales, nb::handle fac
   return array_of(values, memory);
 }
 
+/// An array of this module's with these bits: what pickle makes again.
+nb::object array_of_bytes(const nb::bytes& bits, const std::vector<std::int64_t>& shape,
+                          bool is_float) {
+  TensorView view = make_view(is_float ? DType::kF32 : DType::kU8, shape);
+  if (bits.size() != view.num_bytes()) {
+    throw Error(ErrorCode::kInvalidArgument, concat("bits are ", bits.size(), " bytes; ",
+                                                    view.describe(), " has ", view.num_bytes()));
+  }
+  const nb::capsule memory = allocate(view);
+  if (bits.size() > 0) std::memcpy(view.data, bits.c_str(), bits.size());
+  return array_of(view, memory);
+}
+
 }  // namespace
 
 void bind_quantise(nb::module_& module) {
   module.def("quantise", &quantise_values, "values"_a, "format"_a, "blocks"_a);
   module.def("dequantise", &dequantise_arrays, "codes"_a, "scales"_a, "factors"_a.none(),
              "format"_a, "blocks"_a, "num_columns"_a);
+  module.def("array_of_bytes", &array_of_bytes, "bits"_a, "shape"_a, "is_float"_a);
 }
 
 }  // namespace distmoe::python

@@ -2,7 +2,6 @@
 #include "errors.hpp"
 
 #include <exception>
-#include <optional>
 
 namespace nb = nanobind;
 
@@ -14,15 +13,6 @@ nb::object error_classes() { return nb::module_::import_("distmoe.errors").attr(
 void raise_in_python(const Error& error) {
   const nb::object exception = error_classes()[to_string(error.code())];
   PyErr_SetString(exception.ptr(), error.what());
-}
-
-/// The code of an exception of distmoe's, or none.
-std::optional<ErrorCode> code_of(nb::handle exception) {
-  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
-    const auto known = static_cast<ErrorCode>(code);
-    if (nb::isinstance(exception, error_classes()[to_string(known)])) return known;
-  }
-  return std::nullopt;
 }
 
 std::string type_and_words(nb::handle exception) {
@@ -37,6 +27,14 @@ Error error_of(const nb::python_error& raised, const char* what) {
 }
 
 }  // namespace
+
+std::optional<ErrorCode> code_of(nb::handle exception) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
+    const auto known = static_cast<ErrorCode>(code);
+    if (nb::isinstance(exception, error_classes()[to_string(known)])) return known;
+  }
+  return std::nullopt;
+}
 
 void translate_errors() {
   nb::register_exception_translator([](const std::exception_ptr& exception, void*) {

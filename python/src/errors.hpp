@@ -7,6 +7,7 @@
 #include <nanobind/nanobind.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "core/check.hpp"
@@ -18,6 +19,9 @@ void translate_errors();
 
 /// Raises TypeError.
 [[noreturn]] void throw_type_error(const std::string& message);
+
+/// The code of an exception of distmoe's, or none.
+std::optional<ErrorCode> code_of(nanobind::handle exception);
 
 /// The Error that a Python exception stands for, where a program raised it in place of a call:
 /// those of distmoe keep their code, TypeError and ValueError are invalid_argument, others

@@ -3,11 +3,10 @@
 
 #include <dlpack/dlpack.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <optional>
-#include <ranges>
+#include <exception>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -110,6 +109,37 @@ nb::object make_capsule(nb::handle given, std::uintptr_t stream) {
   return call(false);
 }
 
+[[noreturn]] void refuse_export(const char* name, nb::handle tensor, const std::string& words) {
+  std::string layout;
+  if (nb::hasattr(tensor, "layout")) {
+    const nb::object given = tensor.attr("layout");
+    layout = concat(" of layout ", nb::repr(given).c_str());
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              concat(name, " is ", nb::type_name(tensor.type()).c_str(), layout,
+                     ", which DLPack does not export: ", words.substr(0, words.find('\n'))));
+}
+
+/// What `exports` makes; invalid_argument with the argument's name where the library that the
+/// tensor is of exports none such, by an exception of Python's or of its own in C++.
+template <typename Exports>
+auto exported(const char* name, nb::handle tensor, const Exports& exports) {
+  try {
+    return exports();
+  } catch (const nb::python_error& raised) {
+    const nb::handle value = raised.value();
+    if (code_of(value) || !raised.matches(PyExc_Exception)) throw;
+    refuse_export(name, tensor, nb::str(value).c_str());
+  } catch (const Error&) {
+    throw;
+  } catch (const nb::builtin_exception&) {
+    throw;
+  } catch (const std::exception& thrown) {
+    PyErr_Clear();  // PyTorch leaves the same words there
+    refuse_export(name, tensor, thrown.what());
+  }
+}
+
 }  // namespace
 
 DType dtype_of(const std::string& name) {
@@ -121,6 +151,24 @@ DType dtype_of(const std::string& name) {
   }
   throw Error(ErrorCode::kInvalidArgument,
               concat("dtype is '", name, "'; legal is one of ", legal));
+}
+
+TensorView make_view(DType dtype, const std::vector<std::int64_t>& shape) {
+  if (shape.empty() || shape.size() > static_cast<std::size_t>(kMaxTensorRank)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
+                       " are supported"));
+  }
+  TensorView view;
+  view.dtype = dtype;
+  view.rank = static_cast<int>(shape.size());
+  std::ranges::copy(shape, view.shape.begin());
+  std::int64_t stride = 1;
+  for (int dim = view.rank - 1; dim >= 0; --dim) {
+    view.strides[dim] = stride;
+    stride *= shape[static_cast<std::size_t>(dim)];
+  }
+  return view;
 }
 
 TensorArgument::TensorArgument(const char* name, nb::handle tensor, Access access,
@@ -154,7 +202,10 @@ void TensorArgument::read(const char* name, nb::handle tensor, Access access,
     return;
   }
   DLTensor borrowed{};
-  if (table->tensor_from_object(tensor.ptr(), &borrowed) != 0) throw nb::python_error();
+  exported(name, tensor, [&] {
+    if (table->tensor_from_object(tensor.ptr(), &borrowed) != 0) throw nb::python_error();
+    return true;
+  });
   view_ = named_view(name, borrowed);
 }
 
@@ -164,7 +215,7 @@ void TensorArgument::read_capsule(const char* name, nb::handle tensor, Access ac
     throw_type_error(concat(name, " is ", nb::type_name(tensor.type()).c_str(),
                             "; it must be a tensor: an object with __dlpack__"));
   }
-  capsule_ = make_capsule(tensor, stream);
+  capsule_ = exported(name, tensor, [&] { return make_capsule(tensor, stream); });
   bool is_read_only = false;
   if (PyCapsule_IsValid(capsule_.ptr(), "dltensor_versioned") != 0) {
     const auto* versioned = static_cast<const VersionedTensor*>(
@@ -185,51 +236,6 @@ void TensorArgument::read_capsule(const char* name, nb::handle tensor, Access ac
     throw Error(ErrorCode::kInvalidArgument,
                 concat(name, " is written to, but ", view_.describe(), " is read-only"));
   }
-}
-
-namespace {
-
-TensorShape make_shape(const std::string& dtype, const std::vector<std::int64_t>& shape,
-                       const std::vector<std::int64_t>& strides, int cuda_device) {
-  if (shape.empty() || shape.size() > static_cast<std::size_t>(kMaxTensorRank)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
-                       " are supported"));
-  }
-  TensorView view;
-  view.dtype = dtype_of(dtype);
-  if (cuda_device >= 0) view.device = {DeviceType::kCuda, cuda_device};
-  view.rank = static_cast<int>(shape.size());
-  std::ranges::copy(shape, view.shape.begin());
-  std::ranges::copy(strides | std::views::take(shape.size()), view.strides.begin());
-  return {view};
-}
-
-}  // namespace
-
-void bind_tensors(nb::module_& module) {
-  nb::class_<TensorShape>(module, "TensorShape",
-                          "A tensor without memory, for check_routed_experts: `dtype` by the name "
-                          "that messages have, `cuda_device` -1 on the CPU.")
-      .def(
-          "__init__",
-          [](TensorShape* self, const std::string& dtype, const std::vector<std::int64_t>& shape,
-             const std::vector<std::int64_t>& strides, int cuda_device) {
-            new (self) TensorShape{make_shape(dtype, shape, strides, cuda_device)};
-          },
-          nb::arg("dtype"), nb::arg("shape"), nb::arg("strides"), nb::arg("cuda_device") = -1);
-  nb::class_<Reinterpreted>(module, "Reinterpreted",
-                            "An array whose bits are of another type of the same size: "
-                            "`Reinterpreted(a, 'bf16')` with an "
-                            "array of uint16. Takes the array's place in every call.")
-      .def(
-          "__init__",
-          [](Reinterpreted* self, nb::object array, const std::string& dtype) {
-            new (self) Reinterpreted{std::move(array), dtype_of(dtype)};
-          },
-          nb::arg("array"), nb::arg("dtype"))
-      .def_ro("array", &Reinterpreted::array)
-      .def_prop_ro("dtype", [](const Reinterpreted& self) { return to_string(self.dtype); });
 }
 
 }  // namespace distmoe::python

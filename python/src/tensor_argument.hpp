@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "distmoe/tensor.hpp"
 
@@ -35,6 +36,9 @@ inline void* stream_of(std::uintptr_t address) {
 
 /// Raises invalid_argument for a name that no DType has.
 DType dtype_of(const std::string& name);
+
+/// A row-major view without memory; invalid_argument for a number of dimensions that none has.
+TensorView make_view(DType dtype, const std::vector<std::int64_t>& shape);
 
 /// Views `tensor` while it exists. Made, used and destroyed by a thread that holds the GIL; the
 /// view itself may be used without it. None makes no view, where `is_optional`.

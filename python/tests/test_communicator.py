@@ -173,3 +173,43 @@ def test_torchrun_names_what_is_missing(monkeypatch):
             one_less.delenv(name)
             with pytest.raises(ValueError, match=f"{name} is not set; torchrun sets it"):
                 distmoe.torchrun_group()
+
+
+def without(name):
+    """A transport of one rank that lacks one method."""
+    methods = dict(rank=lambda _: 0, size=lambda _: 1, name=lambda _: "lacking")
+    methods.update(dict.fromkeys(("alltoallv", "barrier", "abort"), lambda *_: None))
+    del methods[name]
+    return type("Lacking", (distmoe.Communicator,), methods)()
+
+
+class Forgetful(distmoe.Communicator):
+    def __init__(self):
+        pass
+
+
+class Counting(QueueCommunicator):
+    def size(self):
+        return "two"
+
+
+@pytest.mark.parametrize(
+    ("communicator", "words"),
+    [
+        *[
+            (without(name), rf"Lacking has no {name}\(\); a Communicator implements rank, size")
+            for name in ("rank", "size", "name", "alltoallv", "barrier", "abort")
+        ],
+        (Counting(0, [[]]), r"size\(\) of .*Counting is 'two'; it must be an integer"),
+        (3, "communicator is int; it must be a distmoe.Communicator or None"),
+    ],
+)
+def test_a_transport_that_is_none_is_refused(communicator, words):
+    with pytest.raises(TypeError, match=words):
+        distmoe.Context.create(make_config(), communicator)
+
+
+@pytest.mark.filterwarnings("ignore:nanobind:RuntimeWarning")
+def test_a_transport_without_its_base_is_refused():
+    with pytest.raises(TypeError, match=r"Forgetful, whose __init__ must call super\(\)"):
+        distmoe.Context.create(make_config(), Forgetful())

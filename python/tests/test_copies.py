@@ -10,7 +10,7 @@ import torch
 import distmoe
 import distmoe.torch
 from dist_moe_layer import context_of
-from layer import Layer, make_config, same_bits
+from layer import Layer, make_config, run_training, same_bits
 from torch_model import open_context
 
 
@@ -26,6 +26,58 @@ def test_plain_data_is_copied_and_pickled():
     error = distmoe.PeerLostError("rank 1 did not come")
     for copied in copies_of(error):
         assert (type(copied), str(copied), copied.code) == (type(error), str(error), "peer_lost")
+
+
+def test_what_functions_return_is_copied_and_pickled():
+    config = make_config(host_scratch=distmoe.HostScratch())
+    actions = [("forward", 0, 0), ("backward", 0, 0)]
+    values = [
+        distmoe.plan_memory(config, 2, backend="cuda"),
+        distmoe.plan_memory(config, 2, num_threads=3).workspace_buffers[0],
+        distmoe.physical_sections(distmoe.plan_memory(config, 2)),
+        distmoe.check_budget(config, 2, 10**6),
+        distmoe.assign_activation_slots(actions, [(0, 2)], 1),
+        distmoe.TcpGroup(1, 2, "host", 3, "job"),
+    ]
+    with distmoe.Context.create(make_config()) as context:
+        run_training(context, Layer(make_config()))
+        values += [context.last_call(), context.region_peaks()]
+    assert values[-2].call == 2 and sum(values[-2].rows_per_expert) == 32
+    for value in values:
+        assert copies_of(value) == [value] * 3
+        assert repr(value).startswith(f"{type(value).__name__}("), repr(value)
+    assert values[0] != distmoe.plan_memory(config, 2) and values[0] != "a plan"
+    assert distmoe.explain(config, copy.deepcopy(values[0])) == distmoe.explain(config, values[0])
+
+
+def test_what_stands_for_a_tensor_is_copied_and_pickled():
+    shape = distmoe.TensorShape("bf16", [2, 3], [4, 1], 1)
+    for copied in copies_of(shape):
+        assert (copied.dtype, copied.shape, copied.strides) == ("bf16", [2, 3], [4, 1])
+        assert copied.cuda_device == 1
+    array = torch.arange(6, dtype=torch.int16).numpy().view("uint16")
+    for copied in copies_of(distmoe.Reinterpreted(array, "bf16")):
+        assert copied.dtype == "bf16" and (copied.array == array).all()
+
+
+@pytest.mark.parametrize("format", ["mxfp8", "nvfp4"])
+def test_quantised_matrices_are_copied_and_pickled(format):
+    matrix = distmoe.quantise(torch.randn(32, 64).bfloat16(), format)
+    expected = torch.from_dlpack(distmoe.dequantise(matrix))
+    for copied in copies_of(matrix):
+        assert (copied.format, copied.num_columns) == (format, 64)
+        assert same_bits(torch.from_dlpack(distmoe.dequantise(copied)), expected)
+
+
+def test_a_saved_forward_says_why_not():
+    layer = Layer(make_config())
+    with distmoe.Context.create(layer.config) as context:
+        y = torch.empty_like(layer.x)
+        given = dict(**layer.inputs(), **layer.local(context), y=y)
+        saved = distmoe.saving_routed_experts(context, **given)
+        with pytest.raises(TypeError, match="SavedForward: it names what one context keeps"):
+            copy.deepcopy(saved)
+        context.discard(saved)
 
 
 @pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])

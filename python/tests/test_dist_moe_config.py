@@ -293,6 +293,27 @@ def test_the_plan_has_the_numbers_of_the_library():
     assert "scratch-only inference; no saved activations" in inference
 
 
+def test_the_plan_says_where_host_scratch_is_on_a_gpu():
+    sizes = dict(max_num_local_input_tokens=4096, hidden_dim=4096, intermediate_dim=1024)
+    given = config(**sizes, num_experts=64, vmm=dist_moe.VmmConfig())
+    plan = dist_moe.plan_memory(given, 8, device="cuda")
+    piece = plan.vmm_granularity_bytes
+    assert piece == 2 << 20
+    parts = (
+        plan.vmm_device_prefix_bytes,
+        plan.vmm_host_section_bytes,
+        plan.vmm_device_scratch_section_bytes,
+    )
+    assert all(part > 0 and part % piece == 0 for part in parts)
+    assert plan.total_activation_bytes <= parts[0] < plan.total_activation_bytes + piece
+    assert plan.host_scratch_bytes - 2 * piece < parts[1] <= plan.host_scratch_bytes
+    assert parts[2] >= plan.device_scratch_bytes and 0 < plan.vmm_padding_bytes < 4 * piece
+    for changes, device in ((dict(vmm=None), "cuda"), ({}, "cpu"), ({}, None)):
+        plan = dist_moe.plan_memory(dataclasses.replace(given, **changes), 8, device=device)
+        assert plan.vmm_granularity_bytes is plan.vmm_host_section_bytes is None
+        assert plan.vmm_padding_bytes == 0
+
+
 def test_plan_errors_and_warnings(caplog):
     for ep_size, changes, message in (
         (0, {}, "ep_size must be positive, got 0"),

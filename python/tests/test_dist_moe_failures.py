@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dist_moe_layer import D, E, F, Layer, config, norm_options
-from distmoe import dist_moe
+from distmoe import InvalidArgumentError, dist_moe
 from lone_ranks import errors_of_ranks, expect_told
 
 CONFIG = config(num_experts=4, device_scratch_capacity_factor=2.0)
@@ -96,11 +96,64 @@ def test_a_program_that_raises_on_one_rank(name, call, is_in_backward):
     expect_told(errors_of_ranks(body), Boom, "out of luck")
 
 
+ANSWERS = [
+    # Program, a result of a kind that it may not have, whether that is met in the backward.
+    ("weights_preprocess_fn", [1.0], False, TypeError, "must return a tensor for w13, got list"),
+    (
+        "weights_preprocess_fn",
+        torch.zeros(4, 2 * F, D, device="meta"),
+        False,
+        ValueError,
+        "must stay on cpu for w13, got meta",
+    ),
+    ("weights_preprocess_fn", torch.zeros(3), False, TypeError, "w13 must be torch.bfloat16"),
+    ("wgrad_postprocess_fn", 1.0, True, TypeError, "a tensor or None for w2, got float"),
+    (
+        "wgrad_postprocess_fn",
+        torch.zeros(3),
+        True,
+        ValueError,
+        f"must return [2, {D}, {F}] on cpu for w2, got [3] on cpu",
+    ),
+    (
+        "wgrad_postprocess_fn",
+        torch.zeros(2, D, F, dtype=torch.int64),
+        True,
+        TypeError,
+        "must return floats for w2, got torch.int64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "is_in_backward", "kind", "words"), ANSWERS)
+def test_results_of_a_wrong_kind(name, answer, is_in_backward, kind, words):
+    def body(communicator, is_wrong, attempt):
+        context = dist_moe.create_context(group=communicator, config=CONFIG, device="cpu")
+        layer = own_layer(context)
+        layer.ids = layer.ids.clamp(max=3)
+        options = make_options(name, 0, False)
+        if is_wrong:
+            options = dist_moe.ExecutionOptions(**{name: lambda *_: answer})
+        if not is_in_backward:
+            attempt(lambda: layer.forward(context, options))
+        else:
+            y = layer.forward(context, options)
+            attempt(y.backward, layer.dy)
+            del y
+            gc.collect()
+            context.reset()
+        assert layer.train(context)["w13"].isfinite().all()
+        context.close()
+
+    expect_told(errors_of_ranks(body), kind, words)
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "words"),
     [
         (dict(x=[1.0]), TypeError, "x is list; it must be a torch.Tensor"),
         (dict(w13=None), TypeError, "w13 is NoneType; it must be a torch.Tensor or"),
+        (dict(x=torch.eye(6, D).to_sparse()), InvalidArgumentError, "x is a torch.sparse_coo"),
         (dict(ids=torch.zeros(6, 2)), TypeError, "ids must be torch.int32 or torch.int64"),
         (dict(scores=torch.zeros(6, 3)), ValueError, "scores must be [6, 2], got [6, 3]"),
     ],

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong on one rank is raised on every rank at once, and the next call works."""
 
+import numpy as np
 import pytest
 import torch
 
 import distmoe
 import distmoe.torch
-from layer import Layer, make_config, nan_like, run_forward, run_training
+from layer import Layer, make_config, nan_like, run_forward, run_training, same_bits
 from lone_ranks import errors_of_ranks, expect_told
 from torch_model import train_config
 
@@ -55,8 +56,13 @@ OF_TORCH_ALONE = {
     ),
     "a sparse x": (
         dict(x=torch.eye(11, 32).to_sparse()),
-        NotImplementedError,
-        "'SparseCPU' backend",
+        INVALID,
+        "x is a torch.sparse_coo tensor; the tensors of a call must be torch.strided",
+    ),
+    "nested scores": (
+        dict(topk_scores=torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])),
+        INVALID,
+        "topk_scores is a nested tensor; the tensors of a call must be",
     ),
     "a clip limit that is a word": (dict(clip_limit="7"), TypeError, "clip_limit is str; it must"),
     "no answer to a question": (
@@ -67,9 +73,23 @@ OF_TORCH_ALONE = {
 }
 
 
-@pytest.mark.parametrize("case", ARGUMENTS)
+OF_THE_CORE_ALONE = {
+    "a sparse x": (
+        dict(x=torch.eye(11, 32).to_sparse()),
+        INVALID,
+        "x is torch.Tensor of layout torch.sparse_coo, which DLPack does not export",
+    ),
+    "strings": (
+        dict(topk_ids=np.array([["a"] * 3] * 11)),
+        INVALID,
+        "topk_ids is ndarray, which DLPack does not export",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS | OF_THE_CORE_ALONE)
 def test_arguments_of_the_core(case):
-    changes, kind, words = ARGUMENTS[case]
+    changes, kind, words = (ARGUMENTS | OF_THE_CORE_ALONE)[case]
     config = make_config()
 
     def body(communicator, is_wrong, attempt):
@@ -81,6 +101,50 @@ def test_arguments_of_the_core(case):
                 lambda: distmoe.routed_experts(context, **given | (changes if is_wrong else {}))
             )
             assert y.isnan().all()
+            assert run_forward(context, layer).isfinite().all()
+
+    expect_told(errors_of_ranks(body), kind, words)
+
+
+@pytest.mark.parametrize("name", ["x", "topk_scores", "w13", "w2", "bias2"])
+def test_an_output_over_an_input(name):
+    config = make_config()
+
+    def body(communicator, is_wrong, attempt):
+        layer = Layer(config, seed=communicator.rank(), has_bias=True)
+        with distmoe.Context.create(config, communicator) as context:
+            given = dict(**layer.inputs(), **layer.local(context))
+            y = nan_like(layer.x)
+            if is_wrong:  # the memory of both, with y from its second row on
+                rows = max(given[name].untyped_storage().nbytes() // 64 + 1, 12)
+                memory = torch.zeros(rows * 64, dtype=torch.uint8)
+                both = memory.view(given[name].dtype)[: given[name].numel()]
+                y = memory.view(BF16)[32 : 32 * 12].view(11, 32)
+                given[name] = both.copy_(given[name].flatten()).view(given[name].shape)
+            before = given[name].clone()
+            attempt(lambda: distmoe.routed_experts(context, **given, y=y))
+            assert same_bits(given[name], before)
+            assert run_forward(context, layer).isfinite().all()
+
+    expect_told(errors_of_ranks(body), INVALID, f"y and {name} overlap in memory: bytes [0x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "words"),
+    [
+        (dict(config=None), TypeError, "config is None; it must be a Config"),
+        (dict(backend="tpu"), INVALID, "backend is 'tpu'; legal is one of cpu, cuda"),
+    ],
+)
+def test_what_a_context_is_made_of(changes, kind, words):
+    config = make_config()
+
+    def body(communicator, is_wrong, attempt):
+        given = dict(config=config, communicator=communicator)
+        wrong = given | (changes if is_wrong else {})
+        attempt(lambda: distmoe.Context.create(**wrong))
+        layer = Layer(config, seed=communicator.rank())
+        with distmoe.Context.create(**given) as context:
             assert run_forward(context, layer).isfinite().all()
 
     expect_told(errors_of_ranks(body), kind, words)

@@ -79,6 +79,23 @@ def test_a_budget_that_is_too_small_says_what_would_fit():
     assert str(report.largest_max_tokens) in distmoe.explain(report).replace(",", "")
 
 
+def test_physical_sections_hold_what_is_in_the_range():
+    config = make_config(
+        max_tokens=4096, hidden_dim=256, host_scratch=distmoe.HostScratch(), num_activation_slots=2
+    )
+    plan = distmoe.plan_memory(config, 8, backend="cuda")
+    sections = distmoe.physical_sections(plan)
+    assert sections.granularity_bytes == 2 << 20 and sections.host_bytes > 0
+    parts = (sections.device_prefix_bytes, sections.host_bytes, sections.device_hot_bytes)
+    assert all(part % sections.granularity_bytes == 0 for part in parts)
+    needed = plan.allocated_bytes - plan.communication_bytes
+    assert sum(parts) == needed + sections.padding_bytes
+    whole = distmoe.physical_sections(plan, granularity_bytes=1)
+    assert whole.host_bytes == plan.host_scratch_bytes and whole.padding_bytes == 0
+    with pytest.raises(ValueError, match="granularity"):
+        distmoe.physical_sections(plan, 0)
+
+
 def test_slots_of_a_pipeline_schedule():
     actions = [("forward", 0, 0), ("forward", 0, 1), ("backward", 0, 0), ("forward", 0, 2)]
     actions += [("backward_input", 0, 1), ("backward", 0, 2), ("backward_weight", 0, 1)]

@@ -169,8 +169,7 @@ def create_context(
         raise ValueError(
             f"num_experts must be a multiple of the {world_size} ranks, got {config.num_experts}"
         )
-    backend_of(device)
-    plan = plan_memory(config, world_size, device=device)
+    plan = plan_memory(config, world_size, device=backend_of(device))
     logger.info("%s", plan.explain())
     if config.vmm is not None and not plan.uses_host_scratch:
         logger.warning("vmm is configured, but no scratch is left for host memory")

@@ -44,7 +44,7 @@ class HookedCall(EagerCall):
     def weights(self, w13, w2, bias13, bias2):
         preprocess = self._options.weights_preprocess_fn
         if preprocess is not None:
-            w13, w2 = preprocess(w13), preprocess(w2)
+            w13, w2 = _checked_weight("w13", w13, preprocess), _checked_weight("w2", w2, preprocess)
         matrices = as_matrices(w13, w2, self.context.num_local_experts, self.context.config)
         return *matrices, None, None
 
@@ -123,8 +123,8 @@ class HookedCall(EagerCall):
         try:
             for name in NAMES:
                 if name in gradients:
-                    shape = self._logical_shape(name, gradients)
-                    results[name] = postprocess(name, gradients[name].view(shape))
+                    gradient = gradients[name].view(self._logical_shape(name, gradients))
+                    results[name] = _checked_gradient(name, gradient, postprocess)
         except Exception as error:
             agree(self.context, error)
         agree(self.context, None)
@@ -133,6 +133,38 @@ class HookedCall(EagerCall):
     def _logical_shape(self, name, gradients):
         shape = self._shapes[name]
         return shape if shape.numel() == gradients[name].numel() else gradients[name].shape
+
+
+def _checked_weight(name: str, weight: torch.Tensor, preprocess) -> torch.Tensor:
+    answer = preprocess(weight)
+    if not isinstance(answer, torch.Tensor):
+        raise TypeError(
+            f"weights_preprocess_fn must return a tensor for {name}, got {type(answer).__name__}"
+        )
+    if answer.device != weight.device:
+        raise ValueError(
+            f"weights_preprocess_fn must stay on {weight.device} for {name}, got {answer.device}"
+        )
+    return answer
+
+
+def _checked_gradient(name: str, gradient: torch.Tensor, postprocess) -> torch.Tensor | None:
+    answer = postprocess(name, gradient)
+    if answer is None:
+        return None
+    if not isinstance(answer, torch.Tensor):
+        raise TypeError(
+            f"wgrad_postprocess_fn must return a tensor or None for {name}, got"
+            f" {type(answer).__name__}"
+        )
+    if answer.shape != gradient.shape or answer.device != gradient.device:
+        raise ValueError(
+            f"wgrad_postprocess_fn must return {list(gradient.shape)} on {gradient.device} for"
+            f" {name}, got {list(answer.shape)} on {answer.device}"
+        )
+    if not answer.is_floating_point():
+        raise TypeError(f"wgrad_postprocess_fn must return floats for {name}, got {answer.dtype}")
+    return answer
 
 
 def _checked_destination(name, answer, shape, dtype, device) -> tuple[torch.Tensor, bool]:

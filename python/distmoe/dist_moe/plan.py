@@ -16,7 +16,9 @@ from distmoe.dist_moe.config import Config, core_config, logger
 class MemoryPlan:
     """What activation slots and scratch of one rank take.
 
-    The vmm_ fields are None: distmoe places host scratch by itself.
+    The vmm_ fields are of a GPU, with host scratch: where the memory of a rank is, in pieces of
+    `vmm_granularity_bytes`; the section of device scratch holds metadata and workspace too. None
+    without host scratch, on a CPU and where no device was given.
     """
 
     balanced_recv_rows: int
@@ -97,8 +99,7 @@ def plan_memory(
             f"num_experts must be at least ep_size={ep_size}, got {config.num_experts}: a rank"
             " would own no expert"
         )
-    if device is not None:
-        backend_of(device)
+    is_for_gpu = device is not None and backend_of(device) == "cuda"
     device_factor = min(config.device_scratch_capacity_factor, float(ep_size))
     if device_factor < config.device_scratch_capacity_factor:
         logger.warning(
@@ -139,6 +140,19 @@ def plan_memory(
         total_virtual_bytes=plan.total_virtual_bytes,
         num_activation_slots=plan.num_slots,
         inference=config.inference,
+        **(_sections(config, ep_size) if is_for_gpu and plan.host_scratch_bytes > 0 else {}),
+    )
+
+
+def _sections(config: Config, ep_size: int) -> dict[str, int]:
+    plan = distmoe.plan_memory(core_config(config), ep_size, backend="cuda")
+    sections = distmoe.physical_sections(plan)
+    return dict(
+        vmm_granularity_bytes=sections.granularity_bytes,
+        vmm_device_prefix_bytes=sections.device_prefix_bytes,
+        vmm_host_section_bytes=sections.host_bytes,
+        vmm_device_scratch_section_bytes=sections.device_hot_bytes,
+        vmm_padding_bytes=sections.padding_bytes,
     )
 
 

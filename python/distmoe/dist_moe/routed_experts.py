@@ -27,7 +27,14 @@ from distmoe.torch.eager import (
     run_saving,
     stream_of,
 )
-from distmoe.torch.refusals import agree, check_types, is_traced, refuse, refuse_unless_begun
+from distmoe.torch.refusals import (
+    agree,
+    check_strided,
+    check_types,
+    is_traced,
+    refuse,
+    refuse_unless_begun,
+)
 
 
 def routed_experts(
@@ -66,6 +73,7 @@ def _check_types(x, ids, scores, w13, w2, options) -> None:
     check_types(torch.Tensor, x=x, ids=ids, scores=scores)
     check_types((torch.Tensor, PreparedWeight), w13=w13, w2=w2)
     check_types(ExecutionOptions, options=options)
+    check_strided(x=x, ids=ids, scores=scores, w13=w13, w2=w2)
 
 
 def _run(x_TD, ids_TK, scores_TK, w13, w2, context: Context, options) -> torch.Tensor:

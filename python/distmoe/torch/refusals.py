@@ -110,6 +110,16 @@ def check_types(legal: type | tuple[type, ...], **arguments: object) -> None:
             raise TypeError(f"{name} is {type(given).__name__}; it must be {' or '.join(texts)}")
 
 
+def check_strided(**arguments: object) -> None:
+    """For the first tensor of another layout, which has no memory of rows."""
+    for name, given in arguments.items():
+        if isinstance(given, Tensor) and (given.layout != torch.strided or given.is_nested):
+            kind = "nested" if given.is_nested else str(given.layout)
+            raise distmoe.InvalidArgumentError(
+                f"{name} is a {kind} tensor; the tensors of a call must be torch.strided"
+            )
+
+
 def _type_text(kind: type) -> str:
     if kind.__module__ == "builtins":
         return f"an {kind.__name__}" if kind is int else f"a {kind.__name__}"

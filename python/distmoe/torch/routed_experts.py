@@ -10,7 +10,7 @@ import distmoe
 from distmoe.torch import autograd, operators  # noqa: F401  autograd registers itself
 from distmoe.torch.context import Context
 from distmoe.torch.eager import current_stream, needs_backward
-from distmoe.torch.refusals import check_types, is_traced, refuse_unless_begun
+from distmoe.torch.refusals import check_strided, check_types, is_traced, refuse_unless_begun
 from distmoe.torch.weights import PreparedWeight, split
 
 
@@ -57,7 +57,7 @@ def routed_experts(
             raise
         stream = current_stream(context.device)
         refuse_unless_begun(
-            context.core, num_begun, _wrong_type(*given, *options) or error, stream=stream
+            context.core, num_begun, _wrong_kind(*given, *options) or error, stream=stream
         )
 
 
@@ -103,11 +103,14 @@ def _check_types(
     check_types((distmoe.PostExpertNorm, nothing), norm=norm)
     check_types((float, int, nothing), clip_limit=clip_limit)
     check_types(bool, accumulate_wgrad=accumulate_wgrad)
+    check_strided(
+        x=x, topk_ids=topk_ids, topk_scores=topk_scores, w13=w13, w2=w2, bias13=bias13, bias2=bias2
+    )
 
 
-def _wrong_type(*arguments: object) -> TypeError | None:
+def _wrong_kind(*arguments: object) -> TypeError | distmoe.InvalidArgumentError | None:
     try:
         _check_types(*arguments)
-    except TypeError as error:
+    except (TypeError, distmoe.InvalidArgumentError) as error:
         return error
     return None
