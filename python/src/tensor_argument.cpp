@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -109,14 +110,23 @@ nb::object make_capsule(nb::handle given, std::uintptr_t stream) {
   return call(false);
 }
 
-[[noreturn]] void refuse_export(const char* name, nb::handle tensor, const std::string& words) {
-  std::string layout;
-  if (nb::hasattr(tensor, "layout")) {
-    const nb::object given = tensor.attr("layout");
-    layout = concat(" of layout ", nb::repr(given).c_str());
+std::string text_of_attribute(nb::handle tensor, const char* name, const char* before) {
+  if (!nb::hasattr(tensor, name)) return {};
+  const nb::object value = tensor.attr(name);
+  return concat(before, nb::str(value).c_str());
+}
+
+[[noreturn]] void refuse_export(const char* name, nb::handle tensor, bool is_buffer_error,
+                                const std::string& words) {
+  // NOTE: what libraries say of types that DLPack, or their version of it, has not.
+  if (is_buffer_error && words.find("type") != std::string::npos) {
+    std::string dtype = text_of_attribute(tensor, "dtype", "");
+    if (dtype.starts_with("torch.")) dtype.erase(0, std::string_view("torch.").size());
+    throw Error(ErrorCode::kUnsupported, concat(name, ": no distmoe type for elements of ", dtype));
   }
   throw Error(ErrorCode::kInvalidArgument,
-              concat(name, " is ", nb::type_name(tensor.type()).c_str(), layout,
+              concat(name, " is ", nb::type_name(tensor.type()).c_str(),
+                     text_of_attribute(tensor, "layout", " of layout "),
                      ", which DLPack does not export: ", words.substr(0, words.find('\n'))));
 }
 
@@ -129,14 +139,14 @@ auto exported(const char* name, nb::handle tensor, const Exports& exports) {
   } catch (const nb::python_error& raised) {
     const nb::handle value = raised.value();
     if (code_of(value) || !raised.matches(PyExc_Exception)) throw;
-    refuse_export(name, tensor, nb::str(value).c_str());
+    refuse_export(name, tensor, raised.matches(PyExc_BufferError), nb::str(value).c_str());
   } catch (const Error&) {
     throw;
   } catch (const nb::builtin_exception&) {
     throw;
   } catch (const std::exception& thrown) {
     PyErr_Clear();  // PyTorch leaves the same words there
-    refuse_export(name, tensor, thrown.what());
+    refuse_export(name, tensor, false, thrown.what());
   }
 }
 

@@ -81,8 +81,8 @@ OF_THE_CORE_ALONE = {
     ),
     "strings": (
         dict(topk_ids=np.array([["a"] * 3] * 11)),
-        INVALID,
-        "topk_ids is ndarray, which DLPack does not export",
+        UNSUPPORTED,
+        "topk_ids: no distmoe type for elements of <U1",
     ),
 }
 
