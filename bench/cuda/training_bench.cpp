@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Times a saving forward and its backward, whole and step by step, on the shapes of known models:
-// random routing, random data, fresh weight gradients. Medians over rounds, of the first rank;
+// random routing, random data. Medians over rounds, of the first rank;
 // ranks are threads that take the GPUs in turn.
-//   bench_cuda_training [tokens] [rounds] [bf16|f32] [ranks] [full|lean] [device factor]
-//       [shape]
-//   8192 9 bf16 1 full; with a device factor other than 0 all other rows have scratch on the host;
-//   the shapes whose name has `shape` in it
+//   bench_cuda_training [tokens] [rounds] [bf16|f32|bf16+|f32+] [ranks] [full|lean]
+//       [device factor] [shape]
+//   8192 9 bf16 1 full; with a + weights' gradients are added to; with a device factor other than 0
+//   all other rows have scratch on the host; the shapes whose name has `shape` in it
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -151,6 +151,7 @@ struct Options {
   std::int64_t tokens = 8192;
   int rounds = 9;
   DType wgrad = DType::kBF16;
+  bool accumulates = false;
   int ranks = 1;
   ActivationPolicy policy = ActivationPolicy::kFull;
   /// Given: scratch of the device has room for so much of the balanced rows, the host for the rest.
@@ -160,7 +161,7 @@ struct Options {
 void time_model(const Model& model, const Options& options_of_run,
                 const std::shared_ptr<Communicator>& communicator) {
   const auto [name, d, f, experts_of_model, top_k, is_per_rank] = model;
-  const auto [tokens, rounds, wgrad, ranks, policy, device_factor] = options_of_run;
+  const auto [tokens, rounds, wgrad, accumulates, ranks, policy, device_factor] = options_of_run;
   const int rank = communicator->rank();
   const int device = rank % device_count();
   check(cudaSetDevice(device));
@@ -194,8 +195,9 @@ void time_model(const Model& model, const Options& options_of_run,
     const Tensor ids(device, DType::kI32, {tokens, top_k}, 0.0F);
     const Tensor scores(device, DType::kF32, {tokens, top_k}, 0.0F);
     const Tensor grad_scores(device, DType::kF32, {tokens, top_k}, 0.0F);
-    const Tensor grad_w13(device, wgrad, {experts, 2 * f, d}, 0.0F);
-    const Tensor grad_w2(device, wgrad, {experts, d, f}, 0.0F);
+    const float initial = accumulates ? 0.02F : 0.0F;
+    const Tensor grad_w13(device, wgrad, {experts, 2 * f, d}, initial);
+    const Tensor grad_w2(device, wgrad, {experts, d, f}, initial);
     const std::vector<std::int32_t> host_ids = random_ids(model, all_experts, tokens, rank);
     ids.buffer().upload(host_ids.data(), host_ids.size() * 4);
     const std::vector<float> host_scores(host_ids.size(), 1.0F / static_cast<float>(top_k));
@@ -204,8 +206,8 @@ void time_model(const Model& model, const Options& options_of_run,
     const ExpertWeights weights{w13.view(), w2.view()};
     const RoutedGradients gradients{.grad_x_TD = grad_x.view(),
                                     .grad_scores_TK = grad_scores.view(),
-                                    .grad_w13_L2FD = {.tensor = grad_w13.view()},
-                                    .grad_w2_LDF = {.tensor = grad_w2.view()}};
+                                    .grad_w13_L2FD = {grad_w13.view(), accumulates},
+                                    .grad_w2_LDF = {grad_w2.view(), accumulates}};
     CallOptions options;
     options.stream = stream;
     Timer timer;
@@ -249,7 +251,11 @@ int main_of(int argc, char** argv) {
   Options options;
   if (argc > 1) options.tokens = std::atoll(argv[1]);
   if (argc > 2) options.rounds = std::atoi(argv[2]);
-  if (argc > 3 && std::string(argv[3]) == "f32") options.wgrad = DType::kF32;
+  if (argc > 3) {
+    const std::string wgrad = argv[3];
+    if (wgrad.starts_with("f32")) options.wgrad = DType::kF32;
+    options.accumulates = wgrad.ends_with('+');
+  }
   if (argc > 4) options.ranks = std::atoi(argv[4]);
   if (argc > 5 && std::string(argv[5]) == "lean") options.policy = ActivationPolicy::kLean;
   if (argc > 6 && std::atof(argv[6]) > 0) options.device_factor = std::atof(argv[6]);

@@ -207,5 +207,33 @@ TEST_P(GradientSpecialValues, WithoutAnyRouteAreExactlyZero) {
   }
 }
 
+/// Sums of gradients below the least normal number are what FP32 addition says, not zero.
+TEST_P(GradientSpecialValues, SubnormalSumsAreKept) {
+  constexpr float kInitial = 3e-39F;
+  for (const Way& way : all_ways()) {
+    SCOPED_TRACE(way.name);
+    const MoeProblem problem = problem_of(way, RoutePattern::kDistinct, 761);
+    std::vector<BF16> dy = make_dy(problem, 762);
+    // Gradients of about 1e-39.
+    for (BF16& value : dy) value = to_bf16(to_float(value) * 1e-38F);
+    BackwardForm fresh_form = way.form;
+    fresh_form.wgrad_dtype = DType::kF32;
+    BackwardForm added_form = fresh_form;
+    added_form.accumulates = true;
+    added_form.initial = kInitial;
+    const GradientValues fresh = run_backward(problem, dy, GetParam(), fresh_form);
+    const GradientValues added = run_backward(problem, dy, GetParam(), added_form);
+    for (const auto member : {&GradientValues::gate, &GradientValues::up, &GradientValues::down}) {
+      const std::vector<float>& values = fresh.*member;
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        ASSERT_EQ((added.*member)[i], values[i] + kInitial) << "at " << i << ", " << values[i];
+      }
+    }
+    EXPECT_TRUE(std::ranges::any_of(added.down, [](float value) {
+      return std::fpclassify(value) == FP_SUBNORMAL && value != kInitial;
+    }));
+  }
+}
+
 }  // namespace
 }  // namespace distmoe::conformance

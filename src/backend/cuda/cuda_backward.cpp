@@ -229,12 +229,8 @@ void CudaBackend::add_weight_gradient(const BackwardCall& call, const GradientDe
   args.out = device_gradient(out, args.out.interleaved_rows);
   args.num_experts = static_cast<std::int32_t>(num_local());
   WgradMaps maps{};
-  const bool is_made =
-      make_activation_map(encode_, memory_.activations(), memory_.activation_bytes(),
-                          capacity_rows_, args.m, &maps.grads) &&
-      make_activation_map(encode_, memory_.activations(), memory_.activation_bytes(),
-                          capacity_rows_, args.n, &maps.activations) &&
-      make_gradient_maps(encode_, args.out, num_local(), args.m, args.n, &maps);
+  const bool is_made = make_wgrad_maps(
+      encode_, {memory_.activations(), memory_.activation_bytes(), capacity_rows_}, args, &maps);
   DISTMOE_CHECK(is_made, kInternal, "no tensor map for a weight's gradient");
   DISTMOE_CUDA_CHECK(launch_wgrad(args, maps, choice_.persistent_blocks, stream_of(call)));
 }

@@ -89,7 +89,7 @@ struct W2Policy : WeightRows {
 template <typename Policy, int kN>
 __device__ __forceinline__ void accumulate(GemmStorage& shared, StageConsumer<GemmStorage>& stages,
                                            int num_stages, int warpgroup,
-                                           const WarpgroupOrder& order, Accumulators<kN>& acc) {
+                                           const GemmWarpgroupOrder& order, Accumulators<kN>& acc) {
   constexpr int kTransposed = Policy::kTransposesWeights ? 1 : 0;
   constexpr std::uint64_t kStepK = kInstructionK * 2 >> 4;
   constexpr std::uint64_t kWeightStepK = kTransposed != 0 ? kInstructionK * kRowBytes >> 4 : kStepK;
@@ -168,7 +168,7 @@ __device__ __forceinline__ void compute_tile(const GroupedGemmArgs& args, GemmSt
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) acc[0][i] = acc[1][i] = 0.0f;
   accumulate<Policy, kN>(shared, stages, num_stages, self.warpgroup,
-                         WarpgroupOrder(num_stages, self.warpgroup), acc);
+                         GemmWarpgroupOrder(num_stages, self.warpgroup), acc);
   result_rows.share(shared, self);
   store_tile<Epilogue, kN>(args, shared, acc, bias, column, work.row_begin, self);
 }
@@ -195,7 +195,7 @@ __device__ __forceinline__ void run_consumer(const GroupedGemmArgs& args, GemmSt
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
                                thread % 32};
   const int num_stages = num_stages_of<Policy>(args);
-  const WarpgroupOrder order(num_stages, self.warpgroup);
+  const GemmWarpgroupOrder order(num_stages, self.warpgroup);
   StageConsumer<GemmStorage> stages(shared, self.lane);
   WorkReader<> reader;
   for (TileWork work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {

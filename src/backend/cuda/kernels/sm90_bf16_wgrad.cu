@@ -11,38 +11,54 @@ namespace {
 
 template <typename Policy>
 cudaError_t prepare() {
+  static_assert(sizeof(typename Policy::Storage) <= kMaxSharedBytes,
+                "shared memory of a Hopper block");
   return cudaFuncSetAttribute(wgrad_kernel<Policy>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              sizeof(WgradStorage));
+                              sizeof(typename Policy::Storage));
 }
 
 template <typename Policy>
 void launch(const WgradArgs& args, const WgradMaps& maps, int num_blocks, cudaStream_t stream) {
-  wgrad_kernel<Policy><<<num_blocks, kGemmThreads, sizeof(WgradStorage), stream>>>(args, maps);
+  constexpr std::size_t kSharedBytes = sizeof(typename Policy::Storage);
+  wgrad_kernel<Policy><<<num_blocks, kGemmThreads, kSharedBytes, stream>>>(args, maps);
 }
 
 template <bool kIsFloat>
 auto launcher_of(const WgradArgs& args) {
-  if (args.out.accumulates != 0) return launch<WgradPolicy<kIsFloat, true, false>>;
+  const bool accumulates = args.out.accumulates != 0;
   // No box has rows of both halves.
-  const bool is_staged = args.out.interleaved_rows % kGradientBoxRows == 0;
-  return is_staged ? launch<WgradPolicy<kIsFloat, false, true>>
-                   : launch<WgradPolicy<kIsFloat, false, false>>;
+  if (args.out.interleaved_rows % kGradientBoxRows == 0) {
+    return accumulates ? launch<WgradPolicy<kIsFloat, true, true>>
+                       : launch<WgradPolicy<kIsFloat, false, true>>;
+  }
+  return accumulates ? launch<WgradPolicy<kIsFloat, true, false>>
+                     : launch<WgradPolicy<kIsFloat, false, false>>;
 }
 
-}  // namespace
+template <bool kIsFloat>
+cudaError_t prepare_all() {
+  for (const cudaError_t status : {prepare<WgradPolicy<kIsFloat, false, false>>(),
+                                   prepare<WgradPolicy<kIsFloat, false, true>>(),
+                                   prepare<WgradPolicy<kIsFloat, true, false>>(),
+                                   prepare<WgradPolicy<kIsFloat, true, true>>()}) {
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
 
-bool make_activation_map(EncodeTiled encode, const void* buffer, std::int64_t buffer_bytes,
-                         std::int64_t num_rows, std::int64_t width, CUtensorMap* map) {
+bool make_operand_map(EncodeTiled encode, const ActivationBuffer& buffer, std::int64_t width,
+                      CUtensorMap* map) {
   // Regions start at any multiple of 128 bytes, rows follow each other without gaps: the two
   // dimensions overlap. Columns beyond a row's last belong to the next row and reach only
   // gradients that are not stored.
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(width < kStageK ? width : kStageK),
-                              static_cast<cuuint64_t>(num_rows),
-                              static_cast<cuuint64_t>(buffer_bytes / kRowBytes)};
-  const std::int64_t strides[2] = {width, kStageK};
-  const cuuint32_t box[3] = {kStageK, kStageK, kWgradChunksA};
+  constexpr std::int64_t kColumns = kWgradChunkColumns;
+  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(width < kColumns ? width : kColumns),
+                              static_cast<cuuint64_t>(buffer.num_rows),
+                              static_cast<cuuint64_t>(buffer.bytes / kRowBytes)};
+  const std::int64_t strides[2] = {width, kColumns};
+  const cuuint32_t box[3] = {kWgradChunkColumns, kWgradStageRows, kWgradChunksA};
   static_assert(kWgradChunksA == kWgradChunksB);
-  return encode_map(encode, buffer, dims, strides, box, true, map);
+  return encode_map(encode, buffer.data, dims, strides, box, true, map);
 }
 
 bool make_gradient_maps(EncodeTiled encode, const WeightGradient& out, std::int64_t num_experts,
@@ -63,14 +79,18 @@ bool make_gradient_maps(EncodeTiled encode, const WeightGradient& out, std::int6
   return true;
 }
 
+}  // namespace
+
+bool make_wgrad_maps(EncodeTiled encode, const ActivationBuffer& operands, const WgradArgs& args,
+                     WgradMaps* maps) {
+  return make_operand_map(encode, operands, args.m, &maps->grads) &&
+         make_operand_map(encode, operands, args.n, &maps->activations) &&
+         make_gradient_maps(encode, args.out, args.num_experts, args.m, args.n, maps);
+}
+
 cudaError_t prepare_wgrad() {
-  for (const cudaError_t status :
-       {prepare<WgradPolicy<false, false, true>>(), prepare<WgradPolicy<false, false, false>>(),
-        prepare<WgradPolicy<false, true, false>>(), prepare<WgradPolicy<true, false, true>>(),
-        prepare<WgradPolicy<true, false, false>>(), prepare<WgradPolicy<true, true, false>>()}) {
-    if (status != cudaSuccess) return status;
-  }
-  return cudaSuccess;
+  const cudaError_t status = prepare_all<false>();
+  return status == cudaSuccess ? prepare_all<true>() : status;
 }
 
 cudaError_t launch_wgrad(const WgradArgs& args, const WgradMaps& maps, int num_blocks,

@@ -9,7 +9,7 @@
 //   W2       grad_h3    D    h2            F
 //
 // Rows are the k of this product and contiguous in neither operand: both lie transposed in shared
-// memory (64 rows x 64 columns a box, as TMA writes them) and wgmma reads them so. Nothing is
+// memory (32 rows x 64 columns a box, as TMA writes them) and wgmma reads them so. Nothing is
 // transposed in memory.
 //
 // A tile is 256 m x 128 n of one expert; a cluster of two blocks computes neighbouring n and shares
@@ -19,16 +19,18 @@
 //   warps 4-11    two consumer warpgroups, 128 m each: wgmma, stores
 // Barriers: full[stage]  1 arrival, for the bytes of both operands
 //           empty[stage] 16 arrivals (consumer warps of both blocks)
+//           added[warp]  an arrival for each box that its tile is added to, and for its bytes
 //           named barriers 1, 2: one per consumer warpgroup; 3: warpgroup 0 ends its tile first
 //
 // Rows beyond an expert's last are another expert's: those that share the last instruction of 16
 // with it are cleared in shared memory, in both operands (a NaN there must not come in), and the
 // instructions after it are left out.
 //
-// A fresh gradient leaves through shared memory, 64 rows of a warpgroup at a time, by bulk stores
-// of whole lines of memory. One that is added to, and one whose halves interleave at no multiple of 64
-// rows, leaves from registers: lanes of a quad exchange columns until each has 16 bytes of a row,
-// eight rows of 64 bytes a warp.
+// A gradient leaves through shared memory, box by box, by bulk stores of whole lines of memory.
+// What it is added to is loaded into the same boxes while the products run; FP32, whose tile is
+// larger than they are, is added in L2 in its second half, by the stores themselves. A gradient
+// whose halves interleave at no multiple of 16 rows leaves from registers: lanes of a quad exchange
+// columns until each has 16 bytes of a row, eight rows of 64 bytes a warp.
 //
 // Limits: n % 8 == 0; offsets multiples of 128 bytes, rows of 16.
 #pragma once
@@ -45,6 +47,7 @@
 #include "backend/cuda/ptx/shared_copy.cuh"
 #include "backend/cuda/ptx/wgmma.cuh"
 #include "backend/cuda/tile/stage_consumer.cuh"
+#include "backend/cuda/tile/wgrad_boxes.cuh"
 #include "backend/cuda/tile/wgrad_storage.hpp"
 #include "backend/cuda/tile/wgrad_store.cuh"
 
@@ -58,7 +61,7 @@ struct WgradTile {
   std::int32_t row_begin;  ///< rows of the expert; none of a failed call
   std::int32_t num_rows;
 
-  __device__ int num_stages() const { return (num_rows + kStageK - 1) / kStageK; }
+  __device__ int num_stages() const { return (num_rows + kWgradStageRows - 1) / kWgradStageRows; }
 };
 
 /// The tiles of this block's cluster, one after the other; every role walks them alike.
@@ -100,8 +103,9 @@ class WgradTiles {
 };
 
 /// Role of the loading thread.
-__device__ inline void run_wgrad_load(const WgradArgs& args, const WgradMaps& maps,
-                                      WgradStorage& shared, WgradTiles tiles) {
+template <typename Storage>
+__device__ inline void run_wgrad_load(const WgradArgs& args, const WgradMaps& maps, Storage& shared,
+                                      WgradTiles tiles) {
   constexpr std::uint16_t kBothBlocks = (1 << kClusterBlocks) - 1;
   constexpr std::uint64_t kUnit = kRowBytes;
   const int half = static_cast<int>(blockIdx.x % kClusterBlocks);
@@ -110,17 +114,17 @@ __device__ inline void run_wgrad_load(const WgradArgs& args, const WgradMaps& ma
   };
   const std::int32_t a_begin = first_unit(args.grads);
   const std::int32_t b_begin = first_unit(args.activations);
-  StagePosition stage;
+  RingPosition<Storage::kNumStages> stage;
   WgradTile tile;
   while (tiles.next(tile)) {
-    const std::int32_t a_unit = a_begin + tile.m / kStageK + half * kWgradChunksA;
-    const std::int32_t b_unit = b_begin + tile.n / kStageK;
+    const std::int32_t a_unit = a_begin + tile.m / kWgradChunkColumns + half * kWgradChunksA;
+    const std::int32_t b_unit = b_begin + tile.n / kWgradChunkColumns;
     for (int i = 0; i < tile.num_stages(); ++i, stage.advance()) {
       ptx::wait(&shared.empty[stage.slot], stage.parity ^ 1);
       ::cuda::ptx::mbarrier_arrive_expect_tx(::cuda::ptx::sem_release, ::cuda::ptx::scope_cta,
                                              ::cuda::ptx::space_shared, &shared.full[stage.slot],
                                              kWgradStageBytesA + kWgradStageBytesB);
-      const std::int32_t row = tile.row_begin + i * kStageK;
+      const std::int32_t row = tile.row_begin + i * kWgradStageRows;
       const std::int32_t at_a[3] = {0, row, a_unit};
       const std::int32_t at_b[3] = {0, row, b_unit};
       ::cuda::ptx::cp_async_bulk_tensor(
@@ -137,7 +141,8 @@ __device__ inline void run_wgrad_load(const WgradArgs& args, const WgradMaps& ma
 /// Clears rows `begin` to `end` of this warpgroup's columns of a and of all columns of b, 128 bytes
 /// of each chunk. NOTE: the other warpgroup writes the same zeros to b, at any time before it
 /// releases the stage.
-__device__ inline void clear_rows(WgradStorage& shared, int slot, int begin, int end,
+template <typename Storage>
+__device__ inline void clear_rows(Storage& shared, int slot, int begin, int end,
                                   const ConsumerThread& self) {
   constexpr int kVectors = kRowBytes / 16;
   const int per_chunk = (end - begin) * kVectors;
@@ -156,12 +161,14 @@ __device__ inline void clear_rows(WgradStorage& shared, int slot, int begin, int
   sync_warpgroup(self.warpgroup);
 }
 
-/// acc += a^T b over the rows of the tile.
-__device__ __forceinline__ void accumulate_rows(WgradStorage& shared,
-                                                StageConsumer<WgradStorage>& stages, int num_rows,
-                                                const WarpgroupOrder& order,
+/// acc += a^T b over the rows of the tile. `meanwhile` is called in each whole stage, with products
+/// on their way.
+template <typename Storage, typename Order, typename Meanwhile>
+__device__ __forceinline__ void accumulate_rows(Storage& shared, StageConsumer<Storage>& stages,
+                                                int num_rows, const Order& order,
                                                 const ConsumerThread& self,
-                                                WgradAccumulators& acc) {
+                                                WgradAccumulators& acc,
+                                                const Meanwhile& meanwhile) {
   constexpr std::uint64_t kStepK = kInstructionK * kRowBytes >> 4;
   constexpr std::uint64_t kStepM = kWgradChunkBytes >> 4;
   const std::uint64_t a_base = ptx::transposed_descriptor(
@@ -169,8 +176,8 @@ __device__ __forceinline__ void accumulate_rows(WgradStorage& shared,
       kWgradChunkBytes);
   const std::uint64_t b_base =
       ptx::transposed_descriptor(ptx::shared_address(shared.b[0]), kWgradChunkBytes);
-  const int num_whole = num_rows / kStageK;
-  const int tail = num_rows - num_whole * kStageK;
+  const int num_whole = num_rows / kWgradStageRows;
+  const int tail = num_rows - num_whole * kWgradStageRows;
   const auto multiply = [&](std::uint64_t a, std::uint64_t b) {
     ptx::Wgmma<kWgradN>::run<1, 1>(acc[0], a, b);
     ptx::Wgmma<kWgradN>::run<1, 1>(acc[1], a + kStepM, b);
@@ -183,8 +190,11 @@ __device__ __forceinline__ void accumulate_rows(WgradStorage& shared,
     const std::uint64_t b = b_base + slot * (kWgradStageBytesB >> 4);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kStageK / kInstructionK; ++k) multiply(a + k * kStepK, b + k * kStepK);
+    for (int k = 0; k < kWgradStageRows / kInstructionK; ++k) {
+      multiply(a + k * kStepK, b + k * kStepK);
+    }
     ptx::wgmma_commit();
+    meanwhile();
     ptx::wgmma_wait<1>();
     if (previous >= 0) stages.release(previous);
     previous = slot;
@@ -199,7 +209,7 @@ __device__ __forceinline__ void accumulate_rows(WgradStorage& shared,
     const std::uint64_t b = b_base + slot * (kWgradStageBytesB >> 4);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < kStageK / kInstructionK; ++k) {
+    for (int k = 0; k < kWgradStageRows / kInstructionK; ++k) {
       if (k < steps) multiply(a + k * kStepK, b + k * kStepK);
     }
     ptx::wgmma_commit();
@@ -216,41 +226,54 @@ __device__ __forceinline__ void accumulate_rows(WgradStorage& shared,
 /// Role of the consumer warpgroups.
 template <typename Policy>
 __device__ __forceinline__ void run_wgrad_consumer(const WgradArgs& args, const WgradMaps& maps,
-                                                   WgradStorage& shared, WgradTiles tiles,
-                                                   float initial) {
+                                                   typename Policy::Storage& shared,
+                                                   WgradTiles tiles, float initial) {
+  using Storage = typename Policy::Storage;
   const int thread = static_cast<int>(threadIdx.x) - kWarpgroupThreads;
   const ConsumerThread self = {__shfl_sync(~0u, thread / kWarpgroupThreads, 0),
                                thread % kWarpgroupThreads, thread % kWarpgroupThreads / 32,
                                thread % 32};
-  StageConsumer<WgradStorage> stages(shared, self.lane);
+  StageConsumer<Storage> stages(shared, self.lane);
+  std::uint32_t added_parity = 0;
   WgradTile tile;
   while (tiles.next(tile)) {
-    const WarpgroupOrder order(tile.num_stages(), self.warpgroup);
-    const int m = tile.m + self.warpgroup * kWgradWarpgroupM;
-    if (m >= args.m || tile.n >= args.n) {
-      skip_stages(stages, tile.num_stages(), order);
+    const int num_stages = tile.num_stages();
+    const WarpgroupOrder<Storage::kNumStages, Storage::kNumStages - 2> order(num_stages,
+                                                                            self.warpgroup);
+    const GradientPlace place = {tile.expert, tile.m + self.warpgroup * kWgradWarpgroupM, tile.n};
+    if (!is_inside(args, place)) {
+      skip_stages(stages, num_stages, order);
       continue;
     }
     WgradAccumulators acc;
 #pragma unroll
     for (int i = 0; i < kWgradN / 2; ++i) acc[0][i] = acc[1][i] = initial;
+    AddedBoxes<Policy> added(args, maps, place, shared, self);
     // The shuffle tells the compiler that all lanes walk the same stages: it would serialise wgmma.
-    accumulate_rows(shared, stages, __shfl_sync(~0u, tile.num_rows, 0), order, self, acc);
-    if constexpr (Policy::kIsStaged) {
-      store_staged<Policy::kIsFloat>(args, maps, acc, {tile.expert, m, tile.n}, shared, self);
+    accumulate_rows(shared, stages, __shfl_sync(~0u, tile.num_rows, 0), order, self, acc,
+                    [&] { added.load_next(); });
+    if constexpr (Policy::kHasBoxes) {
+      added.load_all();
+      if constexpr (Policy::kAccumulates) {
+        ptx::wait(added.barrier(), added_parity);
+        added_parity ^= 1;
+      }
+      store_boxes<Policy>(args, maps, acc, place, shared, self);
     } else {
-      store_gradient<Policy>(args, acc, {tile.expert, m, tile.n}, self);
+      store_gradient<Policy>(args, acc, place, self);
     }
   }
-  if (Policy::kIsStaged && self.thread == 0) wait_for_bulk_reads();
+  if (Policy::kHasBoxes && self.lane == 0) wait_for_bulk_reads<0>();
 }
 
-__device__ inline void init_wgrad_barriers(WgradStorage& shared) {
+template <typename Storage>
+__device__ inline void init_wgrad_barriers(Storage& shared) {
   if (threadIdx.x != 0) return;
-  for (int i = 0; i < kStages; ++i) {
+  for (int i = 0; i < Storage::kNumStages; ++i) {
     ::cuda::ptx::mbarrier_init(&shared.full[i], 1);
     ::cuda::ptx::mbarrier_init(&shared.empty[i], kClusterBlocks * kConsumerWarps);
   }
+  for (std::uint64_t& added : shared.added) ::cuda::ptx::mbarrier_init(&added, Storage::kBoxes);
   ::cuda::ptx::fence_mbarrier_init(::cuda::ptx::sem_release, ::cuda::ptx::scope_cluster);
 }
 
@@ -258,7 +281,7 @@ template <typename Policy>
 __global__ void __cluster_dims__(kClusterBlocks, 1, 1) __launch_bounds__(kGemmThreads, 1)
     wgrad_kernel(const __grid_constant__ WgradArgs args, const __grid_constant__ WgradMaps maps) {
   extern __shared__ __align__(1024) std::uint8_t wgrad_bytes[];
-  WgradStorage& shared = *reinterpret_cast<WgradStorage*>(wgrad_bytes);
+  auto& shared = *reinterpret_cast<typename Policy::Storage*>(wgrad_bytes);
   init_wgrad_barriers(shared);
   ptx::cluster_sync();
   const bool is_failed = args.frame->failed != 0;

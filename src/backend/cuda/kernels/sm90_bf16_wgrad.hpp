@@ -42,11 +42,6 @@ struct WgradArgs {
   std::int32_t n = 0;  ///< a multiple of 8
 };
 
-/// A tensor map of rows of `width` elements anywhere in an activation buffer: coordinates are
-/// element of 64, row, and 128 bytes from the buffer's start. Rows beyond `num_rows` read as 0.
-bool make_activation_map(EncodeTiled encode, const void* buffer, std::int64_t buffer_bytes,
-                         std::int64_t num_rows, std::int64_t width, CUtensorMap* map);
-
 struct WgradMaps {
   CUtensorMap grads;
   CUtensorMap activations;
@@ -54,10 +49,19 @@ struct WgradMaps {
   CUtensorMap second_half;  ///< unused where it is not
 };
 
-/// The maps of a gradient [experts, m, n]: coordinates are element, row and expert. What lies
-/// beyond a dimension is not written.
-bool make_gradient_maps(EncodeTiled encode, const WeightGradient& out, std::int64_t num_experts,
-                        std::int64_t m, std::int64_t n, WgradMaps* maps);
+/// Where rows of operands may be.
+struct ActivationBuffer {
+  const void* data;
+  std::int64_t bytes;
+  std::int64_t num_rows;  ///< that an operand has at most
+};
+
+/// The maps of a gradient and its operands. Operands are rows of m and n elements anywhere in an
+/// activation buffer: coordinates are element of 64, row, and 128 bytes from the buffer's start;
+/// rows beyond num_rows read as 0. Of the gradient [experts, m, n] they are element, row and
+/// expert; what lies beyond a dimension is not written.
+bool make_wgrad_maps(EncodeTiled encode, const ActivationBuffer& operands, const WgradArgs& args,
+                     WgradMaps* maps);
 
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
 cudaError_t prepare_wgrad();

@@ -43,6 +43,14 @@ __device__ __forceinline__ void stmatrix_x4(std::uint32_t shared, const std::uin
                : "memory");
 }
 
+/// The inverse: four 8x8 matrices, lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t shared, std::uint32_t (&r)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_shared_8(std::uint32_t shared, float low, float high) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(shared), "f"(low), "f"(high) : "memory");
 }
@@ -50,6 +58,14 @@ __device__ __forceinline__ void store_shared_4(std::uint32_t shared, float value
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared), "f"(value) : "memory");
 }
 
+__device__ __forceinline__ float2 load_shared_8(std::uint32_t shared) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(shared)
+               : "memory");
+  return value;
+}
 __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
   uint4 value;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -59,6 +59,8 @@ struct alignas(16) TileWork {
 static_assert(sizeof(TileWork) == 32);
 
 struct GemmStorage {
+  static constexpr int kNumStages = kStages;
+
   alignas(1024) std::uint8_t weights[kStages][kWeightStageBytes];
   alignas(1024) std::uint8_t tokens[kStages][kTokenStageBytes];
   alignas(128) std::uint8_t staging[kConsumerWarpgroups][2][kStagingBytes];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // How the consumer warps of a GEMM go through its ring of operand stages: Storage has the barriers
-// full[kStages] and empty[kStages], the latter of both blocks of a cluster.
+// full[kNumStages] and empty[kNumStages], the latter of both blocks of a cluster.
 #pragma once
 
 #include <cuda/ptx>
@@ -39,20 +39,24 @@ class StageConsumer {
  private:
   Storage& shared_;
   std::uint64_t* empty_ = nullptr;
-  StagePosition stage_;
+  RingPosition<Storage::kNumStages> stage_;
   bool releases_;
 };
 
-/// At the end of a tile warpgroup 0 goes first: warpgroup 1 holds its last stages back until the
-/// other has issued all of its own. Then each has the tensor cores for itself while the other is in
-/// its epilogue. NOTE: worth 1.5-3 % with K up to 7168; a lead at the start of tiles brought
-/// nothing.
+/// At the end of a tile warpgroup 0 goes first: warpgroup 1 holds its last kTailLead stages back
+/// until the other has issued all of its own. Then each has the tensor cores for itself while the
+/// other is in its epilogue. NOTE: worth 1.5-3 % with K up to 7168; a lead at the start of tiles
+/// brought nothing.
+template <int kRingStages, int kTailLead>
 class WarpgroupOrder {
  public:
   __device__ __forceinline__ WarpgroupOrder(int num_stages, int warpgroup)
       : is_first_(warpgroup == 0) {
-    // With few stages warpgroup 0 could come to the barrier twice before warpgroup 1 comes once.
-    if (num_stages >= 2 * kStages) meet_at_ = is_first_ ? num_stages : num_stages - kTailLead;
+    // With fewer stages than that warpgroup 0 could come to the barrier twice before warpgroup 1
+    // comes once: it is at most a ring ahead of what warpgroup 1 has released.
+    if (num_stages > kTailLead && num_stages > kRingStages - kTailLead) {
+      meet_at_ = is_first_ ? num_stages : num_stages - kTailLead;
+    }
   }
 
   /// Before the products of `stage`; after all of them with the number of stages.
@@ -70,17 +74,17 @@ class WarpgroupOrder {
  private:
   // Warpgroup 1 releases a stage when it has issued the next one, so that with a longer lead the
   // last stages of warpgroup 0 could never be loaded.
-  static constexpr int kTailLead = 3;
-  static_assert(kTailLead < kStages);
+  static_assert(kTailLead < kRingStages);
 
   bool is_first_;
   int meet_at_ = -1;
 };
+using GemmWarpgroupOrder = WarpgroupOrder<kStages, 3>;
 
 /// A warpgroup that has nothing to compute of a tile only passes its stages on.
-template <typename Storage>
+template <typename Storage, typename Order>
 __device__ __forceinline__ void skip_stages(StageConsumer<Storage>& stages, int num_stages,
-                                            const WarpgroupOrder& order) {
+                                            const Order& order) {
   for (int stage = 0; stage < num_stages; ++stage) {
     order.at(stage);
     stages.release(stages.acquire());

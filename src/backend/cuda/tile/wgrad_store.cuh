@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // From accumulators to rows of a weight's gradient, BF16 or FP32, over what is there or added to
-// it. A lane holds two neighbouring columns of each block of eight.
-//
-//   store_staged    through shared memory, by bulk stores of boxes of 64 rows x 128 bytes
-//   store_gradient  from registers: four lanes exchange blocks until each has 16 bytes of a row
+// it, from registers: four lanes exchange blocks of eight columns until each has 16 bytes of a row.
+// A lane holds two neighbouring columns of each block.
 #pragma once
 
 #include <cuda_bf16.h>
 
-#include <cuda/ptx>
-
 #include <cstdint>
 
 #include "backend/cuda/kernels/sm90_bf16_wgrad.hpp"
-#include "backend/cuda/ptx/shared_copy.cuh"
 #include "backend/cuda/tile/named_barrier.cuh"
 #include "backend/cuda/tile/wgrad_storage.hpp"
 
@@ -24,11 +19,15 @@ namespace distmoe::cuda {
 using WgradAccumulators = float[2][kWgradN / 2];
 
 /// What a store does.
-template <bool kWritesFloat, bool kAdds, bool kStages>
+template <bool kWritesFloat, bool kAdds, bool kStoresBoxes>
 struct WgradPolicy {
   static constexpr bool kIsFloat = kWritesFloat;
   static constexpr bool kAccumulates = kAdds;
-  static constexpr bool kIsStaged = kStages;
+  static constexpr bool kHasBoxes = kStoresBoxes;
+
+  /// What is added to needs room for half of a tile in FP32, or all of it in BF16. NOTE: FP32 alone
+  /// gains 2 % from a third box (H200, 512 rows an expert).
+  using Storage = WgradStorage<kAdds ? 4 : kWritesFloat ? 3 : 2>;
 };
 
 /// value[b] of lane q of a quad becomes value[q] of lane b. Its own inverse.
@@ -117,6 +116,10 @@ struct GradientPlace {
   int n;
 };
 
+__device__ __forceinline__ bool is_inside(const WgradArgs& args, const GradientPlace& place) {
+  return place.m < args.m && place.n < args.n;
+}
+
 template <typename Policy>
 __device__ __forceinline__ void store_gradient(const WgradArgs& args, const WgradAccumulators& acc,
                                                const GradientPlace& place,
@@ -149,93 +152,6 @@ __device__ __forceinline__ void store_gradient(const WgradArgs& args, const Wgra
           }
           store_blocks_bf16<Policy::kAccumulates>(row, n + 8 * block, width, values, self.lane);
         }
-      }
-    }
-  }
-}
-
-/// Columns of a box of a fresh gradient.
-template <bool kIsFloat>
-inline constexpr int kGradientBoxColumns = kRowBytes / (kIsFloat ? 4 : 2);
-
-/// By the thread that issued them: the boxes staged before have been read.
-__device__ __forceinline__ void wait_for_bulk_reads() {
-  ::cuda::ptx::cp_async_bulk_wait_group_read(::cuda::ptx::n32_t<0>{});
-}
-
-/// Rows 64 i to 64 i + 63 of a warpgroup's tile, boxes of columns from `first_block` of eight on.
-/// Chunks of 16 bytes lie as the map's swizzle has them: chunk c of row r at c ^ (r % 8).
-template <bool kIsFloat>
-__device__ __forceinline__ void stage_gradient(const float* acc, int first_block,
-                                               std::uint32_t staging, const ConsumerThread& self) {
-  constexpr int kBlocksPerBox = kGradientBoxColumns<kIsFloat> / 8;
-#pragma unroll
-  for (int b = 0; b < kGradientBoxes * kBlocksPerBox; b += 2) {
-    const float* pair = acc + 4 * (first_block + b);
-    if constexpr (kIsFloat) {
-#pragma unroll
-      for (int h = 0; h < 4; ++h) {
-        const int block = b + h / 2;
-        const int row = 16 * self.warp + 8 * (h % 2) + self.lane / 4;
-        const int chunk = block % kBlocksPerBox * 2 + self.lane % 4 / 2;
-        ptx::store_shared_8(staging + block / kBlocksPerBox * kGradientBoxBytes + row * kRowBytes +
-                                ((chunk ^ (row & 7)) << 4) + self.lane % 2 * 8,
-                            pair[2 * h], pair[2 * h + 1]);
-      }
-    } else {
-      const int matrix = self.lane / 8;
-      const int block = b + matrix / 2;
-      const int row = 16 * self.warp + 8 * (matrix % 2) + self.lane % 8;
-      const std::uint32_t values[4] = {
-          rounded_pair(pair[0], pair[1]), rounded_pair(pair[2], pair[3]),
-          rounded_pair(pair[4], pair[5]), rounded_pair(pair[6], pair[7])};
-      ptx::stmatrix_x4(staging + block / kBlocksPerBox * kGradientBoxBytes + row * kRowBytes +
-                           ((block % kBlocksPerBox ^ (row & 7)) << 4),
-                       values);
-    }
-  }
-}
-
-/// The staged boxes to their place, by one thread.
-template <bool kIsFloat>
-__device__ __forceinline__ void store_boxes(const WgradArgs& args, const WgradMaps& maps,
-                                            const GradientPlace& place,
-                                            const std::uint8_t* staging) {
-  const auto half_rows = static_cast<int>(rows_of_half(args.out, args.m));
-  const bool is_second = place.m >= half_rows;
-  const CUtensorMap& out = is_second ? maps.second_half : maps.out;
-  for (int box = 0; box < kGradientBoxes && place.m < args.m; ++box) {
-    const int column = place.n + box * kGradientBoxColumns<kIsFloat>;
-    if (column >= args.n) break;
-    const std::int32_t at[3] = {column, is_second ? place.m - half_rows : place.m, place.expert};
-    ::cuda::ptx::cp_async_bulk_tensor(::cuda::ptx::space_global, ::cuda::ptx::space_shared, &out,
-                                      at, staging + box * kGradientBoxBytes);
-  }
-  ::cuda::ptx::cp_async_bulk_commit_group();
-}
-
-/// A fresh gradient, through shared memory.
-template <bool kIsFloat>
-__device__ __forceinline__ void store_staged(const WgradArgs& args, const WgradMaps& maps,
-                                             const WgradAccumulators& acc,
-                                             const GradientPlace& place, WgradStorage& shared,
-                                             const ConsumerThread& self) {
-  constexpr int kColumns = kGradientBoxes * kGradientBoxColumns<kIsFloat>;
-  std::uint8_t* staging = shared.staging[self.warpgroup];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int column = 0; column < kWgradN; column += kColumns) {
-      if (self.thread == 0) wait_for_bulk_reads();
-      sync_warpgroup(self.warpgroup);
-      stage_gradient<kIsFloat>(acc[i], column / 8, ptx::shared_address(staging), self);
-      // Bulk stores read through the async proxy.
-      ::cuda::ptx::fence_proxy_async(::cuda::ptx::space_shared);
-      sync_warpgroup(self.warpgroup);
-      if (self.thread == 0) {
-        store_boxes<kIsFloat>(args, maps,
-                              {place.expert, place.m + kGradientBoxRows * i, place.n + column},
-                              staging);
       }
     }
   }
