@@ -35,6 +35,7 @@ struct Case {
   double read_bytes;
   double written_bytes;
   std::function<void()> run;
+  std::function<void()> prepare = [] {};  ///< what `run` reads
 };
 
 /// Values and room for whatever a case writes.
@@ -46,6 +47,7 @@ struct Memory {
         codes(values.size()),
         scales(values.size()),
         factors(static_cast<std::size_t>(rows)),
+        decoded(values.size()),
         source(values.size() * 4, std::byte{1}),
         target(values.size() * 4) {
     std::mt19937 random(1);
@@ -54,7 +56,7 @@ struct Memory {
   }
 
   BF16Rows input() const { return {values.data(), rows, cols, cols}; }
-  DecodedRows<BF16> output() { return {values.data(), rows, cols, cols}; }
+  DecodedRows<BF16> output() { return {decoded.data(), rows, cols, cols}; }
   Mxfp8View mxfp8(std::int64_t scale_stride) {
     return {reinterpret_cast<E4M3*>(codes.data()), reinterpret_cast<E8M0*>(scales.data()), cols,
             scale_stride};
@@ -72,6 +74,7 @@ struct Memory {
   std::vector<std::uint8_t> codes;
   std::vector<std::uint8_t> scales;
   std::vector<float> factors;
+  std::vector<BF16> decoded;
   std::vector<std::byte> source;
   std::vector<std::byte> target;
 };
@@ -83,23 +86,29 @@ std::vector<Case> cases_of(Memory& m) {
   const double fp8 = elements + scales32;
   const double fp4 = elements / 2;
   const std::int64_t blocks = m.cols / 32;
+  const auto rows = [&m, blocks] { quantise_mxfp8_rows(m.input(), m.mxfp8(blocks)); };
+  const auto columns = [&m] { quantise_mxfp8_columns(m.input(), m.mxfp8(m.cols)); };
+  const auto tiles = [&m, blocks] { quantise_mxfp8_tiles(m.input(), m.mxfp8(blocks)); };
+  const auto mxfp4 = [&m] { quantise_mxfp4(m.input(), m.mxfp4()); };
+  const auto nvfp4_rows = [&m] { quantise_nvfp4_rows(m.input(), m.nvfp4(), m.factors.data()); };
   return {
-      {"mxfp8 rows", values, fp8,
-       [&m, blocks] { quantise_mxfp8_rows(m.input(), m.mxfp8(blocks)); }},
-      {"mxfp8 columns", values, fp8, [&m] { quantise_mxfp8_columns(m.input(), m.mxfp8(m.cols)); }},
-      {"mxfp8 tiles", values, elements + scales32 / 32,
-       [&m, blocks] { quantise_mxfp8_tiles(m.input(), m.mxfp8(blocks)); }},
-      {"mxfp4", values, fp4 + scales32, [&m] { quantise_mxfp4(m.input(), m.mxfp4()); }},
-      {"nvfp4 rows", values, fp4 + elements / 16,
-       [&m] { quantise_nvfp4_rows(m.input(), m.nvfp4(), m.factors.data()); }},
+      {"mxfp8 rows", values, fp8, rows},
+      {"mxfp8 columns", values, fp8, columns},
+      {"mxfp8 tiles", values, elements + scales32 / 32, tiles},
+      {"mxfp4", values, fp4 + scales32, mxfp4},
+      {"nvfp4 rows", values, fp4 + elements / 16, nvfp4_rows},
       {"nvfp4 expert", 2 * values, fp4 + elements / 16,
        [&m] { quantise_nvfp4_expert(m.input(), amax_of(m.input()), m.nvfp4()); }},
       {"decode mxfp8 rows", fp8, values,
-       [&m, blocks] { decode_mxfp8(m.mxfp8(blocks), BlockShape::kRows, m.output()); }},
+       [&m, blocks] { decode_mxfp8(m.mxfp8(blocks), BlockShape::kRows, m.output()); }, rows},
       {"decode mxfp8 columns", fp8, values,
-       [&m] { decode_mxfp8(m.mxfp8(m.cols), BlockShape::kColumns, m.output()); }},
-      {"decode mxfp4", fp4 + scales32, values, [&m] { decode_mxfp4(m.mxfp4(), m.output()); }},
-      {"decode nvfp4", fp4 + elements / 16, values, [&m] { decode_nvfp4(m.nvfp4(), m.output()); }},
+       [&m] { decode_mxfp8(m.mxfp8(m.cols), BlockShape::kColumns, m.output()); }, columns},
+      {"decode mxfp8 tiles", elements + scales32 / 32, values,
+       [&m, blocks] { decode_mxfp8(m.mxfp8(blocks), BlockShape::kTiles, m.output()); }, tiles},
+      {"decode mxfp4", fp4 + scales32, values, [&m] { decode_mxfp4(m.mxfp4(), m.output()); },
+       mxfp4},
+      {"decode nvfp4", fp4 + elements / 16, values, [&m] { decode_nvfp4(m.nvfp4(), m.output()); },
+       nvfp4_rows},
   };
 }
 
@@ -126,6 +135,7 @@ void report(const Case& own, Memory& memory) {
   };
   std::vector<double> own_rates;
   std::vector<double> copy_rates;
+  own.prepare();
   own.run();
   copy();
   for (std::int64_t round = 0; round < kRounds; ++round) {

@@ -23,9 +23,10 @@ void choose_experts(tools::RandomBits& random, std::int64_t num_experts,
 
 }  // namespace
 
-LayerWeights::LayerWeights(const LayerShape& shape, Precision precision)
+LayerWeights::LayerWeights(const LayerShape& shape, Precision precision, Purpose purpose)
     : shape_(shape),
       precision_(precision),
+      purpose_(purpose),
       w13_(static_cast<std::size_t>(shape.num_experts * 2 * shape.intermediate_dim *
                                     shape.hidden_dim)),
       w2_(w13_.size() / 2) {
@@ -35,7 +36,7 @@ LayerWeights::LayerWeights(const LayerShape& shape, Precision precision)
                      std::sqrt(3.0f / static_cast<float>(shape.intermediate_dim)));
   if (precision == Precision::kBF16) return;
   const ExpertWeights all = of(0, shape.num_experts);
-  const BlockScaledConfig config{.format = precision, .inference = true};
+  const BlockScaledConfig config{.format = precision, .inference = purpose == Purpose::kInference};
   prepared_w13_ = prepare_block_scaled_weight(all.w13_L2FD, config);
   prepared_w2_ = prepare_block_scaled_weight(all.w2_LDF, config);
   w13_ = w2_ = {};
@@ -69,14 +70,15 @@ ForwardProblem::ForwardProblem(const LayerWeights& weights, std::int64_t num_tok
   }
   fill_inputs();
 
-  const Config config{.max_tokens = (num_tokens + num_ranks - 1) / num_ranks,
-                      .hidden_dim = shape.hidden_dim,
-                      .intermediate_dim = shape.intermediate_dim,
-                      .top_k = shape.top_k,
-                      .num_experts = shape.num_experts,
-                      .max_moe_layers_per_activation_slot = 1,
-                      .precision = weights.precision(),
-                      .inference = true};
+  Config config{.max_tokens = (num_tokens + num_ranks - 1) / num_ranks,
+                .hidden_dim = shape.hidden_dim,
+                .intermediate_dim = shape.intermediate_dim,
+                .top_k = shape.top_k,
+                .num_experts = shape.num_experts,
+                .max_moe_layers_per_activation_slot = 1,
+                .precision = weights.precision(),
+                .inference = weights.purpose() == Purpose::kInference};
+  if (!config.inference) config.activation_slot_capacity_factor = num_ranks;
   const auto group = make_thread_group(num_ranks);
   on_threads(num_ranks, [&](int index) {
     const auto position = static_cast<std::size_t>(index);
@@ -109,12 +111,17 @@ void ForwardProblem::call(Rank& rank) {
   const LayerShape& shape = weights_.shape();
   const auto tokens = static_cast<std::int64_t>(rank.ids.size()) / shape.top_k;
   Context& context = *rank.context;
-  routed_experts(context,
-                 {.x_TD = {rank.x.data(), DType::kBF16, {tokens, shape.hidden_dim}},
-                  .topk_ids_TK = {rank.ids.data(), DType::kI32, {tokens, shape.top_k}},
-                  .topk_scores_TK = {rank.scores.data(), DType::kF32, {tokens, shape.top_k}}},
-                 weights_.of(context.first_expert(), context.num_local_experts()),
-                 {rank.y.data(), DType::kBF16, {tokens, shape.hidden_dim}});
+  const RoutedInput input{
+      .x_TD = {rank.x.data(), DType::kBF16, {tokens, shape.hidden_dim}},
+      .topk_ids_TK = {rank.ids.data(), DType::kI32, {tokens, shape.top_k}},
+      .topk_scores_TK = {rank.scores.data(), DType::kF32, {tokens, shape.top_k}}};
+  const ExpertWeights weights = weights_.of(context.first_expert(), context.num_local_experts());
+  const TensorView y{rank.y.data(), DType::kBF16, {tokens, shape.hidden_dim}};
+  if (weights_.purpose() == Purpose::kInference) {
+    routed_experts(context, input, weights, y);
+  } else {
+    context.discard(saving_routed_experts(context, input, weights, y));
+  }
 }
 
 std::int64_t ForwardProblem::touched_weight_bytes() const {

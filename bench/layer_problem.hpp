@@ -28,19 +28,24 @@ struct LayerShape {
   }
 };
 
+enum class Purpose { kInference, kTraining };
+
 /// The weights of all experts.
 class LayerWeights {
  public:
-  /// BF16, or prepared for inference.
-  explicit LayerWeights(const LayerShape& shape, Precision precision = Precision::kBF16);
+  /// BF16, or prepared for the purpose.
+  explicit LayerWeights(const LayerShape& shape, Precision precision = Precision::kBF16,
+                        Purpose purpose = Purpose::kInference);
   const LayerShape& shape() const { return shape_; }
   Precision precision() const { return precision_; }
+  Purpose purpose() const { return purpose_; }
   /// Of all experts where they are prepared.
   ExpertWeights of(std::int64_t first_expert, std::int64_t num_experts) const;
 
  private:
   LayerShape shape_;
   Precision precision_;
+  Purpose purpose_;
   std::vector<BF16> w13_;
   std::vector<BF16> w2_;
   PreparedWeight prepared_w13_;
@@ -53,7 +58,8 @@ class ForwardProblem {
   ForwardProblem(const LayerWeights& weights, std::int64_t num_tokens, int num_ranks,
                  int threads_per_rank);
 
-  /// One call of routed_experts on every rank.
+  /// One call on every rank: routed_experts, or in training saving_routed_experts, whose slot
+  /// has room for everything, without a backward.
   void run();
   /// Bytes of the weights of all experts that at least one token names.
   std::int64_t touched_weight_bytes() const;

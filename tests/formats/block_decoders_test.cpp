@@ -51,6 +51,24 @@ TEST_F(Decoders, GiveEveryE4M3UnderEveryScale) {
   }
 }
 
+/// A block of one kind of code goes another way than one that has all kinds.
+TEST_F(Decoders, GiveBlocksOfOneE4M3UnderEveryScale) {
+  std::vector<E4M3> codes;
+  for (std::uint32_t i = 0; i < 256; ++i) {
+    codes.insert(codes.end(), 32, E4M3{static_cast<std::uint8_t>(i)});
+  }
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    SCOPED_TRACE(byte);
+    const std::vector<E8M0> scales(codes.size(), E8M0{static_cast<std::uint8_t>(byte)});
+    expect_same(codes.size(), [&](const BlockDecoders& set, BF16* out) {
+      set.e4m3_blocks(codes.data(), 256, scales.data(), out);
+    });
+    expect_same(codes.size(), [&](const BlockDecoders& set, BF16* out) {
+      set.e4m3_columns(codes.data(), static_cast<std::int64_t>(codes.size()), scales.data(), out);
+    });
+  }
+}
+
 TEST_F(Decoders, UseTheScaleOfEachBlockAndColumn) {
   std::vector<E4M3> codes(320);
   std::vector<E8M0> scales(320);
