@@ -17,6 +17,8 @@ import time
 import torch
 import torch.nn.functional as F
 
+MAX_ROWS = 64 * 64  # shapes and numbers of tokens of a run
+
 
 def experts_loop(x, ids, scores, w13, w2):
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -142,6 +144,10 @@ def main():
     torch.manual_seed(0)
     functions = {"loop": experts_loop, "grouped": experts_grouped}
     if device == "cuda":
+        # A function that was compiled for eight sizes runs as it is from the ninth on, without a
+        # word: rows have as many sizes as they like.
+        torch._dynamo.config.recompile_limit = MAX_ROWS
+        torch._dynamo.config.accumulated_recompile_limit = MAX_ROWS
         functions["compiled"] = torch.compile(experts_grouped, dynamic=False)
     layers = {}
 
