@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/performance.md anew from the results that are kept in bench/results.
+"""Writes the tables of docs/performance*.md anew from the results that are kept in bench/results.
 
     performance_tables.py DISTMOE [--check]
 
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = sorted((ROOT / "docs").glob("performance*.md"))
 PART = re.compile(r"(<!-- results: ([^\n]*) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 
 
@@ -31,19 +31,20 @@ def main():
                               text=True, check=True).stdout
         return part[1] + "\n" + made + "\n" + part[3]
 
-    old = PAGE.read_text(encoding="utf-8")
-    if any("<!-- results:" in part[0][len(part[1]):] for part in PART.finditer(old)):
-        print(f"{PAGE} has results whose end is not marked", file=sys.stderr)
-        return 1
-    new, num_parts = PART.subn(tables, old)
-    if num_parts == 0:
-        print(f"{PAGE} has no results", file=sys.stderr)
-        return 1
-    if "--check" not in arguments:
-        PAGE.write_text(new, encoding="utf-8")
-    elif new != old:
-        print(f"{PAGE} is not what its results say: run {__file__} {program}", file=sys.stderr)
-        return 1
+    for page in PAGES:
+        old = page.read_text(encoding="utf-8")
+        if any("<!-- results:" in part[0][len(part[1]):] for part in PART.finditer(old)):
+            print(f"{page} has results whose end is not marked", file=sys.stderr)
+            return 1
+        new, num_parts = PART.subn(tables, old)
+        if num_parts == 0:
+            print(f"{page} has no results", file=sys.stderr)
+            return 1
+        if "--check" not in arguments:
+            page.write_text(new, encoding="utf-8")
+        elif new != old:
+            print(f"{page} is not what its results say: run {__file__} {program}", file=sys.stderr)
+            return 1
     return 0
 
 

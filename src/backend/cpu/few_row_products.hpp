@@ -15,7 +15,7 @@ namespace distmoe::cpu {
 
 /// Rows of an expert in one of these products, at most.
 // NOTE: up to 24 rows these win in every product, at 32 the library has caught up in W13's DGRAD
-// (docs/performance.md has both sides of the cut).
+// (docs/performance-cpu.md has both sides of the cut).
 inline constexpr std::int64_t kFewRows = 24;
 
 /// Whether this process has them: a matter of its processor and of matmul_kind().
