@@ -172,8 +172,9 @@ Problem::Problem(const ProblemShape& s)
   const W13Layout layout = s.is_interleaved ? W13Layout{w13.get(), 2 * d, d, 2 * f * d}
                                             : W13Layout{w13.get(), d, f * d, 2 * f * d};
   const EncodeTiled encode = encode_tiled();
-  if (!make_w13_map(encode, layout, s.num_experts(), f, d, {}, &w13_map) ||
-      !make_w2_map(encode, {w2.get(), f, f * d}, s.num_experts(), d, f, {}, &w2_map)) {
+  const WeightDims dims = {s.num_experts(), d, f};
+  if (!make_w13_map(encode, layout, dims, {}, &w13_map) ||
+      !make_w2_map(encode, {w2.get(), f, f * d}, dims, {}, &w2_map)) {
     std::printf("%s: the driver refuses the tensor maps\n", s.name.c_str());
     std::exit(1);
   }

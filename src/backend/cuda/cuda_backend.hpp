@@ -159,6 +159,7 @@ class CudaBackend final : public Backend {
   W13Layout w13_layout(const ExpertMatrices& experts) const;
   W2Layout w2_layout(const ExpertMatrices& experts) const;
   std::int64_t num_local() const;
+  WeightDims weight_dims() const;
   /// Rows of peers that the plan gathers at most.
   std::int64_t gather_rows() const;
   /// On the device: where scratch lies in the call whose frame it is.

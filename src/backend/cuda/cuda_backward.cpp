@@ -178,8 +178,7 @@ void CudaBackend::w2_dgrad(const BackwardCall& call) {
   args.m = static_cast<std::int32_t>(config.intermediate_dim);
   args.k = static_cast<std::int32_t>(config.hidden_dim);
   CUtensorMap map;
-  DISTMOE_CHECK(make_w2_transposed_map(encode_, w2_layout(call.experts), num_local(),
-                                       config.hidden_dim, config.intermediate_dim, &map),
+  DISTMOE_CHECK(make_w2_transposed_map(encode_, w2_layout(call.experts), weight_dims(), &map),
                 kInternal, "no tensor map for w2");
   if (!is_lean()) {
     DISTMOE_CUDA_CHECK(launch_w2_dgrad(args, map, choice_.persistent_blocks, stream_of(call)));
@@ -284,8 +283,7 @@ void CudaBackend::w13_dgrad_scatter(const BackwardCall& call) {
     args.m = static_cast<std::int32_t>(config.hidden_dim);
     args.k = static_cast<std::int32_t>(config.intermediate_dim);
     CUtensorMap map;
-    DISTMOE_CHECK(make_w13_transposed_map(encode_, w13_layout(call.experts), num_local(),
-                                          config.intermediate_dim, config.hidden_dim, &map),
+    DISTMOE_CHECK(make_w13_transposed_map(encode_, w13_layout(call.experts), weight_dims(), &map),
                   kInternal, "no tensor map for w13");
     DISTMOE_CUDA_CHECK(launch_w13_dgrad(args, map, choice_.persistent_blocks, stream_of(call)));
   }

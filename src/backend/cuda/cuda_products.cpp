@@ -46,6 +46,10 @@ std::int64_t CudaBackend::num_local() const {
   return num_local_experts(setup_.config.num_experts, setup_.size, setup_.rank);
 }
 
+WeightDims CudaBackend::weight_dims() const {
+  return {num_local(), setup_.config.hidden_dim, setup_.config.intermediate_dim};
+}
+
 GroupedGemmArgs CudaBackend::w13_args(const ExpertMatrices& experts) const {
   GroupedGemmArgs args = product_args(Product::kW13);
   args.result = h2_rows();
@@ -67,9 +71,8 @@ W13Layout CudaBackend::w13_layout(const ExpertMatrices& experts) const {
 
 CUtensorMap CudaBackend::w13_map(const ExpertMatrices& experts, const WeightBox& box) const {
   CUtensorMap map;
-  DISTMOE_CHECK(make_w13_map(encode_, w13_layout(experts), num_local(),
-                             setup_.config.intermediate_dim, setup_.config.hidden_dim, box, &map),
-                kInternal, "no tensor map for w13");
+  DISTMOE_CHECK(make_w13_map(encode_, w13_layout(experts), weight_dims(), box, &map), kInternal,
+                "no tensor map for w13");
   return map;
 }
 
@@ -91,9 +94,8 @@ W2Layout CudaBackend::w2_layout(const ExpertMatrices& experts) const {
 
 CUtensorMap CudaBackend::w2_map(const ExpertMatrices& experts, const WeightBox& box) const {
   CUtensorMap map;
-  DISTMOE_CHECK(make_w2_map(encode_, w2_layout(experts), num_local(), setup_.config.hidden_dim,
-                            setup_.config.intermediate_dim, box, &map),
-                kInternal, "no tensor map for w2");
+  DISTMOE_CHECK(make_w2_map(encode_, w2_layout(experts), weight_dims(), box, &map), kInternal,
+                "no tensor map for w2");
   return map;
 }
 

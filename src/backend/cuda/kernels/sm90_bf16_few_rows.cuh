@@ -258,13 +258,20 @@ class FewRowsTurns {
 };
 static_assert(kConsumerWarpgroups == 2);
 
+/// A consumer thread's way through the tiles and their stages.
+struct FewRowsConsumer {
+  FewRowsStage& stage;
+  const FewRowsTurns& turns;
+  const ConsumerThread& self;
+};
+
 /// One product of a tile and the store of its result.
 template <typename Epilogue, int kN>
-__device__ __forceinline__ void compute_few(const FewRowsArgs& args, const GroupedGemmArgs& product,
-                                            FewRowsStorage& shared, FewRowsStage& stage,
-                                            const FewRowsTurns& turns, const FewRowsTile& work,
-                                            int column, int end_column,
-                                            const ConsumerThread& self) {
+__device__ __forceinline__ void compute_few(const FewRowsArgs& args, FewRowsStorage& shared,
+                                            const FewRowsPart& part, const FewRowsTile& work,
+                                            const FewRowsConsumer& consumer) {
+  const auto& [product, column, end_column] = part;
+  const auto& [stage, turns, self] = consumer;
   const TileBias bias = Epilogue::load_bias(product, work.expert, column, self);
   // Looked up before the product, so that the answer is there after it.
   const std::uint64_t result_row =
@@ -276,54 +283,52 @@ __device__ __forceinline__ void compute_few(const FewRowsArgs& args, const Group
   accumulate_few<kN>(args, shared, stage, (product.k + kStageK - 1) / kStageK, self.lane, acc);
   turns.pass(shared, self);
   if (self.thread < kFewTileTokens) shared.result_row[self.warpgroup][self.thread] = result_row;
-  store_few<Epilogue, kN>(product, shared, acc, bias, column, end_column, self);
+  store_few<Epilogue, kN>(part, shared, acc, bias, self);
 }
 
 /// Calls compute_few for the instruction width of the tile.
 template <typename Epilogue, int kN = kFewTileTokens>
-__device__ __forceinline__ void dispatch_few(const FewRowsArgs& args,
-                                             const GroupedGemmArgs& product, FewRowsStorage& shared,
-                                             FewRowsStage& stage, const FewRowsTurns& turns,
-                                             const FewRowsTile& work, int column, int end_column,
-                                             const ConsumerThread& self) {
+__device__ __forceinline__ void dispatch_few(const FewRowsArgs& args, FewRowsStorage& shared,
+                                             const FewRowsPart& part, const FewRowsTile& work,
+                                             const FewRowsConsumer& consumer) {
   if (instruction_rows(work.num_rows) == kN) {
-    compute_few<Epilogue, kN>(args, product, shared, stage, turns, work, column, end_column, self);
+    compute_few<Epilogue, kN>(args, shared, part, work, consumer);
   } else if constexpr (kN > 8) {
-    dispatch_few<Epilogue, kN == 16 ? 8 : kN - 16>(args, product, shared, stage, turns, work,
-                                                   column, end_column, self);
+    dispatch_few<Epilogue, kN == 16 ? 8 : kN - 16>(args, shared, part, work, consumer);
   }
 }
 
 template <bool kIsClamped>
 __device__ __forceinline__ void consume_w13(const FewRowsArgs& args, FewRowsStorage& shared,
-                                            FewRowsStage& stage, const FewRowsTurns& turns,
-                                            const FewRowsTile& work, const ConsumerThread& self) {
+                                            const FewRowsTile& work,
+                                            const FewRowsConsumer& consumer) {
   const int columns = args.tiles.w13_rows / 2;
   const int column = work.weight_tile * columns;
-  dispatch_few<SwigluEpilogue<kIsClamped>>(args, args.w13, shared, stage, turns, work, column,
-                                           min(column + columns, args.w13.m / 2), self);
-  sync_warpgroup(self.warpgroup);  // the tile's rows are stored
-  if (self.thread == 0) ptx::add_release_gpu(stored_tiles(args, shared.tables, work.group), 1);
+  const FewRowsPart part = {args.w13, column, min(column + columns, args.w13.m / 2)};
+  dispatch_few<SwigluEpilogue<kIsClamped>>(args, shared, part, work, consumer);
+  sync_warpgroup(consumer.self.warpgroup);  // the tile's rows are stored
+  if (consumer.self.thread == 0) ptx::add_release_gpu(stored_tiles(args, shared.tables, work.group), 1);
 }
 
 template <bool kHasPeers>
 __device__ __forceinline__ void consume_w2(const FewRowsArgs& args, FewRowsStorage& shared,
-                                           FewRowsStage& stage, const FewRowsTurns& turns,
-                                           const FewRowsTile& work, const ConsumerThread& self) {
+                                           const FewRowsTile& work,
+                                           const FewRowsConsumer& consumer) {
   const int column = work.weight_tile * args.tiles.w2_rows;
   const int end_column = min(column + args.tiles.w2_rows, args.w2.m);
-  dispatch_few<RowEpilogue>(args, args.w2, shared, stage, turns, work, column, end_column, self);
+  const FewRowsPart part = {args.w2, column, end_column};
+  dispatch_few<RowEpilogue>(args, shared, part, work, consumer);
   if constexpr (kHasPeers) {
-    sync_warpgroup(self.warpgroup);  // all have read the table of result rows
+    sync_warpgroup(consumer.self.warpgroup);  // all have read the table of result rows
   } else {
-    combine_complete(args, shared, work, column, end_column, self);
+    combine_complete(args, shared, work, column, end_column, consumer.self);
   }
 }
 
 __device__ __forceinline__ void consume_one_token(const FewRowsArgs& args, FewRowsStorage& shared,
-                                                  FewRowsStage& stage, const FewRowsTurns& turns,
                                                   const FewRowsTile& work,
-                                                  const ConsumerThread& self) {
+                                                  const FewRowsConsumer& consumer) {
+  const auto& [stage, turns, self] = consumer;
   const OneTokenTile tile(args, shared.tables, work, self);
   Accumulators<kOneTokenRoutes> acc;
 #pragma unroll
@@ -343,6 +348,7 @@ __device__ __forceinline__ void run_few_consumer(const FewRowsArgs& args, FewRow
   FewRowsWorkReader reader;
   FewRowsStage stage(args.ring);
   FewRowsTurns turns;
+  const FewRowsConsumer consumer = {stage, turns, self};
   int turn = 0;
   for (FewRowsTile work = reader.next(shared); work.expert >= 0; work = reader.next(shared)) {
     const bool is_mine = turn == self.warpgroup;
@@ -353,11 +359,11 @@ __device__ __forceinline__ void run_few_consumer(const FewRowsArgs& args, FewRow
     }
     turns.take(shared, self.warpgroup);
     if (work.product == static_cast<std::int32_t>(Product::kW13)) {
-      consume_w13<kIsClamped>(args, shared, stage, turns, work, self);
+      consume_w13<kIsClamped>(args, shared, work, consumer);
     } else if (!kHasPeers && args.tiles.is_one_token != 0) {
-      consume_one_token(args, shared, stage, turns, work, self);
+      consume_one_token(args, shared, work, consumer);
     } else {
-      consume_w2<kHasPeers>(args, shared, stage, turns, work, self);
+      consume_w2<kHasPeers>(args, shared, work, consumer);
     }
   }
 }

@@ -5,26 +5,28 @@
 #include "backend/cuda/kernels/grouped_gemm_launch.cuh"
 
 namespace distmoe::cuda {
-bool make_w13_transposed_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
-                             std::int64_t intermediate_dim, std::int64_t hidden_dim,
+bool make_w13_transposed_map(EncodeTiled encode, const W13Layout& w13, const WeightDims& dims,
                              CUtensorMap* map) {
-  const cuuint64_t dims[4] = {static_cast<cuuint64_t>(hidden_dim),
-                              static_cast<cuuint64_t>(intermediate_dim), 2,
-                              static_cast<cuuint64_t>(num_experts)};
-  const std::int64_t strides[3] = {w13.row_stride, w13.half_stride, w13.expert_stride};
-  const cuuint32_t box[4] = {kStageK, kStageK, 1, 1};
-  return encode_map(encode, w13.gate, dims, strides, box, true, map);
+  return encode_map<4>(encode,
+                       {.data = w13.gate,
+                        .dims = {static_cast<cuuint64_t>(dims.hidden_dim),
+                                 static_cast<cuuint64_t>(dims.intermediate_dim), 2,
+                                 static_cast<cuuint64_t>(dims.num_experts)},
+                        .strides = {w13.row_stride, w13.half_stride, w13.expert_stride},
+                        .box = {kStageK, kStageK, 1, 1}},
+                       map);
 }
 
-bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
-                            std::int64_t hidden_dim, std::int64_t intermediate_dim,
+bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, const WeightDims& dims,
                             CUtensorMap* map) {
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(intermediate_dim),
-                              static_cast<cuuint64_t>(hidden_dim),
-                              static_cast<cuuint64_t>(num_experts)};
-  const std::int64_t strides[2] = {w2.row_stride, w2.expert_stride};
-  const cuuint32_t box[3] = {kStageK, kStageK, 1};
-  return encode_map(encode, w2.data, dims, strides, box, true, map);
+  return encode_map<3>(encode,
+                       {.data = w2.data,
+                        .dims = {static_cast<cuuint64_t>(dims.intermediate_dim),
+                                 static_cast<cuuint64_t>(dims.hidden_dim),
+                                 static_cast<cuuint64_t>(dims.num_experts)},
+                        .strides = {w2.row_stride, w2.expert_stride},
+                        .box = {kStageK, kStageK, 1}},
+                       map);
 }
 
 cudaError_t prepare_w13_saving() {

@@ -15,11 +15,9 @@
 namespace distmoe::cuda {
 
 /// Tensor maps of transposed weights, see make_w13_map.
-bool make_w13_transposed_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
-                             std::int64_t intermediate_dim, std::int64_t hidden_dim,
+bool make_w13_transposed_map(EncodeTiled encode, const W13Layout& w13, const WeightDims& dims,
                              CUtensorMap* map);
-bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
-                            std::int64_t hidden_dim, std::int64_t intermediate_dim,
+bool make_w2_transposed_map(EncodeTiled encode, const W2Layout& w2, const WeightDims& dims,
                             CUtensorMap* map);
 
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.

@@ -6,27 +6,31 @@
 #include "backend/cuda/kernels/sm90_bf16_grouped_gemm.hpp"
 
 namespace distmoe::cuda {
-bool make_w13_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
-                  std::int64_t intermediate_dim, std::int64_t hidden_dim, const WeightBox& box,
-                  CUtensorMap* map) {
-  const auto k = static_cast<cuuint64_t>(hidden_dim);
-  const cuuint64_t dims[5] = {k, 8, 2, static_cast<cuuint64_t>(intermediate_dim / 8),
-                              static_cast<cuuint64_t>(num_experts)};
-  const std::int64_t strides[4] = {w13.row_stride, w13.half_stride, 8 * w13.row_stride,
-                                   w13.expert_stride};
-  const cuuint32_t extent[5] = {kStageK, 8, 2, static_cast<cuuint32_t>(box.rows / 16), 1};
-  return encode_map(encode, w13.gate, dims, strides, extent, box.reads_ahead, map);
+bool make_w13_map(EncodeTiled encode, const W13Layout& w13, const WeightDims& dims,
+                  const WeightBox& box, CUtensorMap* map) {
+  return encode_map<5>(
+      encode,
+      {.data = w13.gate,
+       .dims = {static_cast<cuuint64_t>(dims.hidden_dim), 8, 2,
+                static_cast<cuuint64_t>(dims.intermediate_dim / 8),
+                static_cast<cuuint64_t>(dims.num_experts)},
+       .strides = {w13.row_stride, w13.half_stride, 8 * w13.row_stride, w13.expert_stride},
+       .box = {kStageK, 8, 2, static_cast<cuuint32_t>(box.rows / 16), 1},
+       .reads_ahead = box.reads_ahead},
+      map);
 }
 
-bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
-                 std::int64_t hidden_dim, std::int64_t intermediate_dim, const WeightBox& box,
-                 CUtensorMap* map) {
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(intermediate_dim),
-                              static_cast<cuuint64_t>(hidden_dim),
-                              static_cast<cuuint64_t>(num_experts)};
-  const std::int64_t strides[2] = {w2.row_stride, w2.expert_stride};
-  const cuuint32_t extent[3] = {kStageK, static_cast<cuuint32_t>(box.rows), 1};
-  return encode_map(encode, w2.data, dims, strides, extent, box.reads_ahead, map);
+bool make_w2_map(EncodeTiled encode, const W2Layout& w2, const WeightDims& dims,
+                 const WeightBox& box, CUtensorMap* map) {
+  return encode_map<3>(encode,
+                       {.data = w2.data,
+                        .dims = {static_cast<cuuint64_t>(dims.intermediate_dim),
+                                 static_cast<cuuint64_t>(dims.hidden_dim),
+                                 static_cast<cuuint64_t>(dims.num_experts)},
+                        .strides = {w2.row_stride, w2.expert_stride},
+                        .box = {kStageK, static_cast<cuuint32_t>(box.rows), 1},
+                        .reads_ahead = box.reads_ahead},
+                       map);
 }
 
 cudaError_t prepare_grouped_gemm() {

@@ -83,6 +83,13 @@ struct W2Layout {
   std::int64_t expert_stride = 0;
 };
 
+/// Of both weights of a rank.
+struct WeightDims {
+  std::int64_t num_experts = 0;
+  std::int64_t hidden_dim = 0;
+  std::int64_t intermediate_dim = 0;
+};
+
 /// What one copy of a map's weights takes: rows of kStageK elements; and whether L2 reads the next
 /// kStageK along.
 struct WeightBox {
@@ -96,12 +103,10 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-bool make_w13_map(EncodeTiled encode, const W13Layout& w13, std::int64_t num_experts,
-                  std::int64_t intermediate_dim, std::int64_t hidden_dim, const WeightBox& box,
-                  CUtensorMap* map);
-bool make_w2_map(EncodeTiled encode, const W2Layout& w2, std::int64_t num_experts,
-                 std::int64_t hidden_dim, std::int64_t intermediate_dim, const WeightBox& box,
-                 CUtensorMap* map);
+bool make_w13_map(EncodeTiled encode, const W13Layout& w13, const WeightDims& dims,
+                  const WeightBox& box, CUtensorMap* map);
+bool make_w2_map(EncodeTiled encode, const W2Layout& w2, const WeightDims& dims,
+                 const WeightBox& box, CUtensorMap* map);
 
 /// Loads the kernels and raises their shared memory limit; once per device, outside of captures.
 cudaError_t prepare_grouped_gemm();

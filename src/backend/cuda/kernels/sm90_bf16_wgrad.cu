@@ -52,13 +52,15 @@ bool make_operand_map(EncodeTiled encode, const ActivationBuffer& buffer, std::i
   // dimensions overlap. Columns beyond a row's last belong to the next row and reach only
   // gradients that are not stored.
   constexpr std::int64_t kColumns = kWgradChunkColumns;
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(width < kColumns ? width : kColumns),
-                              static_cast<cuuint64_t>(buffer.num_rows),
-                              static_cast<cuuint64_t>(buffer.bytes / kRowBytes)};
-  const std::int64_t strides[2] = {width, kColumns};
-  const cuuint32_t box[3] = {kWgradChunkColumns, kWgradStageRows, kWgradChunksA};
   static_assert(kWgradChunksA == kWgradChunksB);
-  return encode_map(encode, buffer.data, dims, strides, box, true, map);
+  return encode_map<3>(encode,
+                       {.data = buffer.data,
+                        .dims = {static_cast<cuuint64_t>(width < kColumns ? width : kColumns),
+                                 static_cast<cuuint64_t>(buffer.num_rows),
+                                 static_cast<cuuint64_t>(buffer.bytes / kRowBytes)},
+                        .strides = {width, kColumns},
+                        .box = {kWgradChunkColumns, kWgradStageRows, kWgradChunksA}},
+                       map);
 }
 
 bool make_gradient_maps(EncodeTiled encode, const WeightGradient& out, std::int64_t num_experts,
@@ -66,15 +68,18 @@ bool make_gradient_maps(EncodeTiled encode, const WeightGradient& out, std::int6
   const std::int64_t half_rows = rows_of_half(out, m);
   const std::int64_t halves = m / half_rows;
   const std::int64_t element_bytes = out.is_float != 0 ? 4 : 2;
-  const cuuint64_t dims[3] = {static_cast<cuuint64_t>(n), static_cast<cuuint64_t>(half_rows),
-                              static_cast<cuuint64_t>(num_experts)};
-  const std::int64_t strides[2] = {halves * n, m * n};
-  const cuuint32_t box[3] = {static_cast<cuuint32_t>(kRowBytes / element_bytes), kGradientBoxRows,
-                             1};
   for (std::int64_t half = 0; half < halves; ++half) {
-    const auto* first = static_cast<const std::byte*>(out.data) + half * n * element_bytes;
-    CUtensorMap* map = half == 0 ? &maps->out : &maps->second_half;
-    if (!encode_map(encode, first, dims, strides, box, false, map, out.is_float != 0)) return false;
+    const bool is_made = encode_map<3>(
+        encode,
+        {.data = static_cast<const std::byte*>(out.data) + half * n * element_bytes,
+         .dims = {static_cast<cuuint64_t>(n), static_cast<cuuint64_t>(half_rows),
+                  static_cast<cuuint64_t>(num_experts)},
+         .strides = {halves * n, m * n},
+         .box = {static_cast<cuuint32_t>(kRowBytes / element_bytes), kGradientBoxRows, 1},
+         .reads_ahead = false,
+         .is_float = out.is_float != 0},
+        half == 0 ? &maps->out : &maps->second_half);
+    if (!is_made) return false;
   }
   return true;
 }

@@ -82,22 +82,30 @@ class FewRowsWeights {
   std::uint64_t policy_;
 };
 
-/// Stores columns [column, end_column) of a tile, from pass kPass on.
+/// What a tile computes of a product: columns [column, end_column) of its result.
+struct FewRowsPart {
+  const GroupedGemmArgs& product;
+  int column;
+  int end_column;
+};
+
+/// Stores a tile's part, from pass kPass on.
 template <typename Epilogue, int kN, int kPass = 0>
-__device__ __forceinline__ void store_few(const GroupedGemmArgs& product, FewRowsStorage& shared,
+__device__ __forceinline__ void store_few(const FewRowsPart& part, FewRowsStorage& shared,
                                           const Accumulators<kN>& acc, const TileBias& bias,
-                                          int column, int end_column, const ConsumerThread& self) {
+                                          const ConsumerThread& self) {
   constexpr int kFirstToken = kPass * Epilogue::kTokens;
   static_assert(kFirstToken + Epilogue::kTokens <= kFewTileTokens);
   const std::uint32_t staging = ptx::shared_address(shared.staging[self.warpgroup][kPass % 2]);
-  Epilogue::template stage<kN, kPass>(product, acc, bias, staging, self);
+  Epilogue::template stage<kN, kPass>(part.product, acc, bias, staging, self);
   // Also shows the table of result rows to the warpgroup.
   sync_warpgroup(self.warpgroup);
-  RowStore<Epilogue> rows(shared.result_row[self.warpgroup], column, end_column, self.thread);
+  RowStore<Epilogue> rows(shared.result_row[self.warpgroup], part.column, part.end_column,
+                          self.thread);
   rows.load(staging, kFirstToken);
   rows.store();
   if constexpr (kFirstToken + Epilogue::kTokens < kN) {
-    store_few<Epilogue, kN, kPass + 1>(product, shared, acc, bias, column, end_column, self);
+    store_few<Epilogue, kN, kPass + 1>(part, shared, acc, bias, self);
   }
 }
 

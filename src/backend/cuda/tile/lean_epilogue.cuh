@@ -51,13 +51,13 @@ class LeanGradientStore {
     float sum = 0.0f;
     if (h2_ != 0) {
       const float score = scores_.of_rows[row_];
-      uint4 grad_gate;
-      uint4 grad_up;
-      uint4 h2;
-      take_back(score, gate_.x, up_.x, a_[0].x, a_[0].y, grad_gate.x, grad_up.x, h2.x, sum);
-      take_back(score, gate_.y, up_.y, a_[0].z, a_[0].w, grad_gate.y, grad_up.y, h2.y, sum);
-      take_back(score, gate_.z, up_.z, a_[1].x, a_[1].y, grad_gate.z, grad_up.z, h2.z, sum);
-      take_back(score, gate_.w, up_.w, a_[1].z, a_[1].w, grad_gate.w, grad_up.w, h2.w, sum);
+      const HiddenGradients x = take_back(score, gate_.x, up_.x, a_[0].x, a_[0].y, sum);
+      const HiddenGradients y = take_back(score, gate_.y, up_.y, a_[0].z, a_[0].w, sum);
+      const HiddenGradients z = take_back(score, gate_.z, up_.z, a_[1].x, a_[1].y, sum);
+      const HiddenGradients w = take_back(score, gate_.w, up_.w, a_[1].z, a_[1].w, sum);
+      const uint4 grad_gate = {x.grad_gate, y.grad_gate, z.grad_gate, w.grad_gate};
+      const uint4 grad_up = {x.grad_up, y.grad_up, z.grad_up, w.grad_up};
+      const uint4 h2 = {x.h2, y.h2, z.h2, w.h2};
       const std::uint64_t out = grad_h1_ + h1_offset();
       *reinterpret_cast<uint4*>(out) = grad_gate;
       *reinterpret_cast<uint4*>(out + args_.m * 2) = grad_up;
@@ -77,10 +77,16 @@ class LeanGradientStore {
   __device__ __forceinline__ std::int64_t h1_offset() const {
     return 2 * static_cast<std::int64_t>(h2_ - h2_begin_) - column_bytes_;
   }
-  __device__ __forceinline__ void take_back(float score, std::uint32_t gate, std::uint32_t up,
-                                            std::uint32_t a_low, std::uint32_t a_high,
-                                            std::uint32_t& grad_gate, std::uint32_t& grad_up,
-                                            std::uint32_t& h2, float& sum) const {
+  /// Two neighbouring columns, BF16.
+  struct HiddenGradients {
+    std::uint32_t grad_gate;
+    std::uint32_t grad_up;
+    std::uint32_t h2;
+  };
+  /// Adds their part of the score's gradient to sum.
+  __device__ __forceinline__ HiddenGradients take_back(float score, std::uint32_t gate, std::uint32_t up,
+                                                  std::uint32_t a_low, std::uint32_t a_high,
+                                                  float& sum) const {
     const float low = __uint_as_float(a_low);
     const float high = __uint_as_float(a_high);
     const std::uint32_t grad = pack_bf16(__fmul_rn(low, score), __fmul_rn(high, score));
@@ -88,11 +94,10 @@ class LeanGradientStore {
         swiglu_gradient<kIsClamped>(low_bf16(gate), low_bf16(up), low_bf16(grad), args_.swiglu);
     const SwigluGradient second =
         swiglu_gradient<kIsClamped>(high_bf16(gate), high_bf16(up), high_bf16(grad), args_.swiglu);
-    grad_gate = pack_bf16(first.gate, second.gate);
-    grad_up = pack_bf16(first.up, second.up);
-    h2 = pack_bf16(first.h2, second.h2);
+    const std::uint32_t h2 = pack_bf16(first.h2, second.h2);
     sum = __fadd_rn(sum, __fmul_rn(low, low_bf16(h2)));
     sum = __fadd_rn(sum, __fmul_rn(high, high_bf16(h2)));
+    return {pack_bf16(first.gate, second.gate), pack_bf16(first.up, second.up), h2};
   }
 
   const GroupedGemmArgs& args_;

@@ -7,8 +7,8 @@
 
 namespace distmoe::cuda {
 
-/// This warp's part of `num_routes`, contiguous, so that the warps of a block of `num_threads` follow
-/// each other in route order.
+/// This warp's part of `num_routes`, contiguous, so that the warps of a block of `num_threads`
+/// follow each other in route order.
 struct WarpPart {
   int begin;
   int end;
