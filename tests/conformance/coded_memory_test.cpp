@@ -213,6 +213,12 @@ TEST_P(FullCall, TakesTheBytesOfItsPipelinesPlan) {
       EXPECT_EQ(context.region_peaks().slot_bytes[0], plan.balanced_slot_bytes);
       call_backward(context, std::move(saved), call, gradients);
     }
+    if (has_coded_rows) {
+      const auto& backend = dynamic_cast<cpu::CpuBackend&>(*context.impl().backend());
+      const std::int64_t x_bytes = LayerBytes<>{layer_dims(config)}.row(384, hidden_dim);
+      EXPECT_EQ(backend.coded_h2().codes(0) - backend.coded_x().codes(0),
+                pipeline == Pipeline::kMega ? x_bytes : 0);
+    }
     EXPECT_EQ(plan.device_scratch_rows, has_coded_rows ? 384 : 256);
     EXPECT_EQ(context.region_peaks().device_scratch_bytes, plan.device_scratch_bytes);
     EXPECT_EQ(context.last_call().device_scratch_bytes, plan.device_scratch_bytes);
