@@ -27,9 +27,12 @@ class ThreadsCommunicator final : public Communicator {
   std::string_view name() const noexcept override { return "threads"; }
 
   void alltoallv(SendSpans send, RecvSpans recv, Timeout timeout) override {
-    group_->exchange(rank_, send, recv, timeout);
+    only_errors("an exchange of a group of threads",
+                [&] { group_->exchange(rank_, send, recv, timeout); });
   }
-  void barrier(Timeout timeout) override { group_->barrier(rank_, timeout); }
+  void barrier(Timeout timeout) override {
+    only_errors("a barrier of a group of threads", [&] { group_->barrier(rank_, timeout); });
+  }
   void abort(std::string_view reason) noexcept override { group_->abort(rank_, reason); }
 
   /// What the destructor does, for a body that returned while copies of the pointer live on.

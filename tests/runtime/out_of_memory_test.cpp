@@ -201,6 +201,24 @@ TEST(OutOfMemory, OfWeightsAndMatrices) {
   }
 }
 
+/// A rank that gives up a call without the words to say so leaves nothing of it with its peers.
+TEST(OutOfMemory, OfARankThatWaitedInVain) {
+  const auto group = make_thread_group(2);
+  const std::vector<std::byte> sent(8);
+  std::vector<std::byte> received(8);
+  const auto exchange = [&](int rank, std::int64_t allocations) {
+    const std::vector<std::span<const std::byte>> send{sent, sent};
+    const std::vector<std::span<std::byte>> receive{received, received};
+    countdown = allocations;
+    group[static_cast<std::size_t>(rank)]->alltoallv(send, receive, std::chrono::milliseconds(20));
+  };
+  const conformance::Outcome first = conformance::outcome_of([&] { exchange(0, 0); });
+  EXPECT_LT(countdown.exchange(-1), 0);
+  conformance::expect_error(first, ErrorCode::kOutOfMemory, {"no memory"});
+  conformance::expect_error(conformance::outcome_of([&] { exchange(1, -1); }), ErrorCode::kPeerLost,
+                            {"no memory left"});
+}
+
 /// At once, wherever they are: no 60 s of waiting.
 TEST(OutOfMemory, OfOneRankIsHeardOfByTheOther) {
   const Layer layer(Precision::kMXFP8);
