@@ -68,7 +68,8 @@ DISTMOE_EXPORT std::vector<std::shared_ptr<Communicator>> make_thread_group(int 
 /// Runs `body(communicator)` on `size` threads, one a rank, and joins them. A rank whose body
 /// throws aborts with the words of its exception, so that its peers get peer_lost at once; the
 /// exception that is no such consequence is rethrown, that of the lowest rank where there are
-/// several. A body that returns has left the group, whoever still holds its communicator.
+/// several. A body that returns has left the group, whoever still holds its communicator. Throws
+/// out_of_memory where not every thread could be started.
 DISTMOE_EXPORT void run_thread_group(
     int size, const std::function<void(std::shared_ptr<Communicator>)>& body);
 

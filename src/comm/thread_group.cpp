@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/thread_group.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/check.hpp"
@@ -45,6 +46,19 @@ void ThreadGroup::barrier(int rank, std::chrono::milliseconds timeout) {
 
 std::uint64_t ThreadGroup::arrive(std::unique_lock<std::mutex>& lock, int rank, const Post& post,
                                   std::chrono::milliseconds timeout) {
+  try {
+    return post_and_wait(lock, rank, post, timeout);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    // No memory for the words of a fault; what this rank posted goes with its frame.
+    give_up();
+    throw;
+  }
+}
+
+std::uint64_t ThreadGroup::post_and_wait(std::unique_lock<std::mutex>& lock, int rank,
+                                         const Post& post, std::chrono::milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   Post& own = posts_[static_cast<std::size_t>(rank)];
   const std::uint64_t number = own.number + 1;
@@ -100,22 +114,38 @@ void ThreadGroup::find_mismatch() {
 }
 
 void ThreadGroup::find_departure(std::uint64_t number) {
+  const auto is_gone = [&](const Post& post) { return post.has_left && post.number < number; };
+  if (std::ranges::none_of(posts_, is_gone)) return;
   std::vector<int> gone;
   for (const int rank : missing(number)) {
     if (posts_[static_cast<std::size_t>(rank)].has_left) gone.push_back(rank);
   }
-  if (!gone.empty()) declare(ErrorCode::kPeerLost, concat(name_ranks(gone), " left the group"));
+  declare(ErrorCode::kPeerLost, concat(name_ranks(gone), " left the group"));
 }
 
-void ThreadGroup::abort(int rank, std::string_view reason) {
+void ThreadGroup::abort(int rank, std::string_view reason) noexcept {
   const std::lock_guard lock(mutex_);
-  declare(ErrorCode::kPeerLost, concat("rank ", rank, " aborted: ", reason));
+  try {
+    declare(ErrorCode::kPeerLost, concat("rank ", rank, " aborted: ", reason));
+  } catch (...) {
+    give_up();
+  }
 }
 
-void ThreadGroup::leave(int rank) {
+void ThreadGroup::leave(int rank) noexcept {
   const std::lock_guard lock(mutex_);
   posts_[static_cast<std::size_t>(rank)].has_left = true;
-  if (arrived_ > 0) find_departure(released_ + 1);
+  try {
+    if (arrived_ > 0) find_departure(released_ + 1);
+  } catch (...) {
+    give_up();
+  }
+}
+
+// NOTE: a reason of at most 15 characters takes no memory.
+void ThreadGroup::give_up() noexcept {
+  if (!fault_) fault_ = Fault{ErrorCode::kPeerLost, "no memory left"};
+  changed_.notify_all();
 }
 
 void ThreadGroup::declare(ErrorCode code, const std::string& reason) {

@@ -34,9 +34,9 @@ class ThreadGroup {
   void barrier(int rank, std::chrono::milliseconds timeout);
 
   /// `rank` gives up. Only the first fault of a group counts.
-  void abort(int rank, std::string_view reason);
+  void abort(int rank, std::string_view reason) noexcept;
   /// `rank` makes no further call. A fault only where a peer needs it. Idempotent.
-  void leave(int rank);
+  void leave(int rank) noexcept;
 
  private:
   enum class Call : std::uint8_t { kNone, kAlltoallv, kBarrier };
@@ -59,10 +59,14 @@ class ThreadGroup {
   /// Posts the call and returns once every rank has; throws the group's fault. Holds `lock`.
   std::uint64_t arrive(std::unique_lock<std::mutex>& lock, int rank, const Post& post,
                        std::chrono::milliseconds timeout);
+  std::uint64_t post_and_wait(std::unique_lock<std::mutex>& lock, int rank, const Post& post,
+                              std::chrono::milliseconds timeout);
   void release_call();
   void find_mismatch();
   void find_departure(std::uint64_t number);
   void declare(ErrorCode code, const std::string& reason);
+  /// A fault of a rank that has no memory for words. Holds the lock.
+  void give_up() noexcept;
   std::vector<int> missing(std::uint64_t number) const;
   [[noreturn]] void throw_fault(int rank, Call call, std::uint64_t number) const;
 

@@ -2,14 +2,12 @@
 //
 // The threads engine: ranks are threads of one process. thread_group.hpp has the rendezvous.
 #include <exception>
-#include <new>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "comm/thread_group.hpp"
 #include "core/check.hpp"
-#include "core/log.hpp"
+#include "core/current_error.hpp"
 #include "distmoe/communicator.hpp"
 
 namespace distmoe {
@@ -29,25 +27,16 @@ class ThreadsCommunicator final : public Communicator {
   std::string_view name() const noexcept override { return "threads"; }
 
   void alltoallv(SendSpans send, RecvSpans recv, Timeout timeout) override {
-    group_->exchange(rank_, send, recv, timeout);
+    only_errors("an exchange of a group of threads",
+                [&] { group_->exchange(rank_, send, recv, timeout); });
   }
-  void barrier(Timeout timeout) override { group_->barrier(rank_, timeout); }
-  void abort(std::string_view reason) noexcept override {
-    try {
-      group_->abort(rank_, reason);
-    } catch (const std::bad_alloc&) {
-      log(LogLevel::kError, "no memory to tell peers of an abort: they learn of it by time-out");
-    }
+  void barrier(Timeout timeout) override {
+    only_errors("a barrier of a group of threads", [&] { group_->barrier(rank_, timeout); });
   }
+  void abort(std::string_view reason) noexcept override { group_->abort(rank_, reason); }
 
   /// What the destructor does, for a body that returned while copies of the pointer live on.
-  void leave() noexcept {
-    try {
-      group_->leave(rank_);
-    } catch (const std::bad_alloc&) {
-      log(LogLevel::kError, "no memory to tell peers of a departure: they learn by time-out");
-    }
-  }
+  void leave() noexcept { group_->leave(rank_); }
 
  private:
   std::shared_ptr<ThreadGroup> group_;
@@ -103,31 +92,49 @@ void rethrow_first_cause(const std::vector<std::exception_ptr>& exceptions) {
   if (cause) std::rethrow_exception(cause);
 }
 
+[[noreturn]] void throw_start_failure(const std::exception_ptr& failure, std::size_t num_started,
+                                      std::size_t size) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::exception& error) {
+    throw_error(ErrorCode::kOutOfMemory,
+                concat("only ", num_started, " of ", size,
+                       " threads of a group could be started: ", error.what()));
+  }
+}
+
 }  // namespace
 
 std::vector<std::shared_ptr<Communicator>> make_thread_group(int size) {
-  const auto communicators = make_communicators(size);
-  return {communicators.begin(), communicators.end()};
+  return only_errors("making a group of threads", [&] {
+    const auto communicators = make_communicators(size);
+    return std::vector<std::shared_ptr<Communicator>>(communicators.begin(), communicators.end());
+  });
 }
 
 void run_thread_group(int size, const Body& body) {
-  auto communicators = make_communicators(size);
-  std::vector<std::exception_ptr> exceptions(communicators.size());
+  std::vector<std::shared_ptr<ThreadsCommunicator>> communicators;
+  std::vector<std::exception_ptr> exceptions;
   std::vector<std::thread> threads;
-  threads.reserve(communicators.size());
+  only_errors("making a group of threads", [&] {
+    communicators = make_communicators(size);
+    exceptions.resize(communicators.size());
+    threads.reserve(communicators.size());
+  });
   std::exception_ptr start_failure;
   for (std::size_t rank = 0; rank < communicators.size() && !start_failure; ++rank) {
     try {
       threads.emplace_back([&, rank] {
         exceptions[rank] = run_rank(body, *communicators[rank], communicators[rank]);
       });
-    } catch (const std::system_error& error) {
-      communicators[rank]->abort(concat("no thread could be started: ", error.what()));
+    } catch (const std::exception&) {
+      // NOTE: a std::thread that is destroyed before it is joined ends the process.
       start_failure = std::current_exception();
+      communicators[rank]->abort("its thread could not be started");
     }
   }
   for (std::thread& thread : threads) thread.join();
-  if (start_failure) std::rethrow_exception(start_failure);
+  if (start_failure) throw_start_failure(start_failure, threads.size(), communicators.size());
   rethrow_first_cause(exceptions);
 }
 

@@ -40,8 +40,13 @@ const BlockDecoders& plain_block_decoders() {
 }
 
 const BlockDecoders& block_decoders() {
-  static const BlockDecoders* const fastest = avx512_block_decoders();
-  return fastest != nullptr ? *fastest : plain_block_decoders();
+  static const BlockDecoders* const fastest = [] {
+    for (const BlockDecoders* decoders : {avx512_block_decoders(), avx2_block_decoders()}) {
+      if (decoders != nullptr) return decoders;
+    }
+    return &plain_block_decoders();
+  }();
+  return *fastest;
 }
 
 }  // namespace distmoe

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The inner loops of decoding to BF16. The plain loops are the specification; those with AVX-512
-// give the same bits (tests/formats/block_decoders_test.cpp).
+// and AVX2 give the same bits (tests/formats/block_decoders_test.cpp).
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ struct BlockDecoders {
 };
 
 const BlockDecoders& plain_block_decoders();
-/// Null where the compiler or the processor lacks AVX-512 (F, BW, VL).
+/// Null where the compiler or the processor lacks AVX-512 (F, BW, VL), or AVX2 with FMA.
 const BlockDecoders* avx512_block_decoders();
+const BlockDecoders* avx2_block_decoders();
 /// The fastest that run here.
 const BlockDecoders& block_decoders();
 

@@ -105,8 +105,13 @@ const BlockEncoders& plain_block_encoders() {
 }
 
 const BlockEncoders& block_encoders() {
-  static const BlockEncoders* const fastest = avx512_block_encoders();
-  return fastest != nullptr ? *fastest : plain_block_encoders();
+  static const BlockEncoders* const fastest = [] {
+    for (const BlockEncoders* encoders : {avx512_block_encoders(), avx2_block_encoders()}) {
+      if (encoders != nullptr) return encoders;
+    }
+    return &plain_block_encoders();
+  }();
+  return *fastest;
 }
 
 }  // namespace distmoe

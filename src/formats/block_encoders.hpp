@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The inner loops of the quantisers: the amax of blocks, and codes under known scales. The plain
-// loops are the specification; those with AVX-512 give the same bits
+// loops are the specification; those with AVX-512 and AVX2 give the same bits
 // (tests/formats/block_encoders_test.cpp).
 #pragma once
 
@@ -48,8 +48,9 @@ struct BlockEncoders {
 };
 
 const BlockEncoders& plain_block_encoders();
-/// Null where the compiler or the processor lacks AVX-512 (F, BW, VL).
+/// Null where the compiler or the processor lacks AVX-512 (F, BW, VL), or AVX2 with FMA.
 const BlockEncoders* avx512_block_encoders();
+const BlockEncoders* avx2_block_encoders();
 /// The fastest that run here.
 const BlockEncoders& block_encoders();
 

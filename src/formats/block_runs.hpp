@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 
+#include "core/simd.hpp"
 #include "formats/bf16.hpp"
 #include "formats/block_encoders.hpp"
 #include "formats/block_scaled.hpp"
@@ -25,6 +26,15 @@ struct BlockRun {
   std::int64_t num_rest = 0;   ///< elements of the partial one; 0 where there is none
   const BF16* amax = nullptr;  ///< [num_blocks], without a sign
 };
+
+/// Asks for the memory of the same columns of the row that is quantised afterwards, null where
+/// there is none: the processor's own prefetcher stops at the end of a row.
+template <std::int64_t Block>
+void prefetch_run(const BF16* next_row, const BlockRun& run) {
+  if (next_row == nullptr) return;
+  const std::int64_t num_cols = run.num_whole_blocks * Block + run.num_rest;
+  prefetch(next_row + run.begin, num_cols * static_cast<std::int64_t>(sizeof(BF16)));
+}
 
 /// Magnitude bits of the largest of `count` values.
 std::uint16_t amax_bits(const BF16* values, std::int64_t count);

@@ -23,9 +23,13 @@ DISTMOE_SIMD_CLONES void find_scales(const BF16* amax, std::int64_t count, E8M0*
   for (std::int64_t i = 0; i < count; ++i) scales[i] = mxfp8_scale(to_float(amax[i]));
 }
 
-void quantise_row(const BlockEncoders& encoders, const BF16* values, std::int64_t num_cols,
-                  E4M3* codes, E8M0* scales) {
+/// `next_row` is null or what is quantised afterwards.
+void quantise_row(const BlockEncoders& encoders, const BF16* values, const BF16* next_row,
+                  std::int64_t num_cols, const Mxfp8View& out) {
+  E4M3* codes = out.codes;
+  E8M0* scales = out.scales;
   for_each_run<kBlock>(encoders, values, num_cols, [&](const BlockRun& run) {
+    prefetch_run<kBlock>(next_row, run);
     const std::int64_t first = run.begin / kBlock;
     find_scales(run.amax, run.num_blocks, scales + first);
     encoders.e4m3_blocks(values + run.begin, run.num_whole_blocks, scales + first,
@@ -163,8 +167,10 @@ std::int64_t scale_row_bytes(BlockShape shape, std::int64_t num_cols) {
 void quantise_mxfp8_rows(const BF16Rows& values, const Mxfp8View& out) {
   const BlockEncoders& encoders = block_encoders();
   for (std::int64_t row = 0; row < values.num_rows; ++row) {
-    quantise_row(encoders, values.data + row * values.row_stride, values.num_cols,
-                 out.codes + row * out.code_stride, out.scales + row * out.scale_stride);
+    const BF16* own = values.data + row * values.row_stride;
+    quantise_row(encoders, own, row + 1 < values.num_rows ? own + values.row_stride : nullptr,
+                 values.num_cols,
+                 {out.codes + row * out.code_stride, out.scales + row * out.scale_stride});
   }
   zero_padding_rows(values, out, values.num_cols, ceil_div(values.num_cols, kBlock));
 }

@@ -32,10 +32,7 @@ void quantise_row(const BF16* values, const BF16* next_row, std::int64_t num_col
   const auto visit = [&](const BlockRun& run) {
     std::uint8_t* run_codes = codes + run.begin / 2;
     std::array<float, kBlocksPerRun> multipliers{};
-    if (next_row != nullptr) {
-      const std::int64_t run_cols = run.num_whole_blocks * kBlock + run.num_rest;
-      prefetch(next_row + run.begin, run_cols * static_cast<std::int64_t>(sizeof(BF16)));
-    }
+    prefetch_run<kBlock>(next_row, run);
     encoders.nvfp4_scales(run.amax, run.num_blocks, facts.factor, scales + run.begin / kBlock,
                           multipliers.data());
     encoders.e2m1_blocks16(values + run.begin, run.num_whole_blocks, multipliers.data(), run_codes);

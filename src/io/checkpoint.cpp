@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/current_error.hpp"
 #include "io/coded_loader.hpp"
 #include "io/expert_catalog.hpp"
 #include "io/expert_loader.hpp"
@@ -31,16 +32,18 @@ struct Checkpoint::Impl {
 };
 
 Checkpoint Checkpoint::open(const std::filesystem::path& directory) {
-  auto impl = std::make_unique<Impl>();
-  impl->directory = directory;
-  impl->label = directory.string();
-  const ModelConfig config = read_model_config(directory / kConfigFile);
-  impl->architecture = config.architecture;
-  impl->shape = config.shape;
-  impl->shards = open_shards(directory);
-  impl->layers = catalog_experts(config, impl->shards, impl->label);
-  for (const auto& [layer, tensors] : impl->layers) impl->moe_layers.push_back(layer);
-  return Checkpoint(std::move(impl));
+  return only_errors("opening a checkpoint", [&] {
+    auto impl = std::make_unique<Impl>();
+    impl->directory = directory;
+    impl->label = directory.string();
+    const ModelConfig config = read_model_config(directory / kConfigFile);
+    impl->architecture = config.architecture;
+    impl->shape = config.shape;
+    impl->shards = open_shards(directory);
+    impl->layers = catalog_experts(config, impl->shards, impl->label);
+    for (const auto& [layer, tensors] : impl->layers) impl->moe_layers.push_back(layer);
+    return Checkpoint(std::move(impl));
+  });
 }
 
 Checkpoint::Checkpoint(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -86,15 +89,19 @@ const Checkpoint::Impl& Checkpoint::checked(std::int64_t layer, std::int64_t fir
 
 LoadedExperts Checkpoint::load_experts(std::int64_t layer, std::int64_t first_expert,
                                        std::int64_t num_experts) const {
-  const Impl& impl = checked(layer, first_expert, num_experts);
-  return distmoe::load_experts(impl.layers.at(layer), impl.shape, {first_expert, num_experts});
+  return only_errors("loading experts", [&] {
+    const Impl& impl = checked(layer, first_expert, num_experts);
+    return distmoe::load_experts(impl.layers.at(layer), impl.shape, {first_expert, num_experts});
+  });
 }
 
 CodedExperts Checkpoint::load_coded_experts(std::int64_t layer, std::int64_t first_expert,
                                             std::int64_t num_experts, BlockShape blocks) const {
-  const Impl& impl = checked(layer, first_expert, num_experts);
-  return distmoe::load_coded_experts(impl.layers.at(layer), impl.shape, {first_expert, num_experts},
-                                     blocks);
+  return only_errors("loading the codes of experts", [&] {
+    const Impl& impl = checked(layer, first_expert, num_experts);
+    return distmoe::load_coded_experts(impl.layers.at(layer), impl.shape,
+                                       {first_expert, num_experts}, blocks);
+  });
 }
 
 std::optional<StoredFormat> Checkpoint::stored_format(std::int64_t layer) const {

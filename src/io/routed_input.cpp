@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/check.hpp"
+#include "core/current_error.hpp"
 #include "io/quote.hpp"
 
 namespace distmoe {
@@ -75,28 +76,31 @@ TensorView view_of(const StoredTensor& tensor, std::vector<TensorStorage>& copie
 }  // namespace
 
 RoutedInputFile RoutedInputFile::open(const std::filesystem::path& path, std::int64_t layer) {
-  RoutedInputFile result(SafetensorsFile::open(path));
-  const InputReader reader(result.file_, layer);
-  const StoredTensor& x = reader.get("x", {DType::kBF16}, "BF16 [T, D]");
-  const StoredTensor& ids = reader.get("topk_ids", {DType::kI32, DType::kI64}, "I32 or I64 [T, K]");
-  const StoredTensor& scores =
-      reader.get("topk_scores", {DType::kF32, DType::kBF16}, "F32 or BF16 [T, K]");
-  const StoredTensor* y_ref = reader.find("y_ref", {DType::kF32}, "F32 [T, D]");
-  const StoredTensor* dy = reader.find("dy", {DType::kBF16}, "BF16 [T, D]");
-  reader.check_shape(ids, x, 0);
-  reader.check_shape(scores, x, 0);
-  reader.check_shape(scores, ids, 1);
-  for (const StoredTensor* rows : {y_ref, dy}) {
-    if (rows == nullptr) continue;
-    reader.check_shape(*rows, x, 0);
-    reader.check_shape(*rows, x, 1);
-  }
-  result.input_.x_TD = view_of(x, result.realigned_);
-  result.input_.topk_ids_TK = view_of(ids, result.realigned_);
-  result.input_.topk_scores_TK = view_of(scores, result.realigned_);
-  if (y_ref != nullptr) result.y_ref_ = view_of(*y_ref, result.realigned_);
-  if (dy != nullptr) result.dy_ = view_of(*dy, result.realigned_);
-  return result;
+  return only_errors("opening an input", [&] {
+    RoutedInputFile result(SafetensorsFile::open(path));
+    const InputReader reader(result.file_, layer);
+    const StoredTensor& x = reader.get("x", {DType::kBF16}, "BF16 [T, D]");
+    const StoredTensor& ids =
+        reader.get("topk_ids", {DType::kI32, DType::kI64}, "I32 or I64 [T, K]");
+    const StoredTensor& scores =
+        reader.get("topk_scores", {DType::kF32, DType::kBF16}, "F32 or BF16 [T, K]");
+    const StoredTensor* y_ref = reader.find("y_ref", {DType::kF32}, "F32 [T, D]");
+    const StoredTensor* dy = reader.find("dy", {DType::kBF16}, "BF16 [T, D]");
+    reader.check_shape(ids, x, 0);
+    reader.check_shape(scores, x, 0);
+    reader.check_shape(scores, ids, 1);
+    for (const StoredTensor* rows : {y_ref, dy}) {
+      if (rows == nullptr) continue;
+      reader.check_shape(*rows, x, 0);
+      reader.check_shape(*rows, x, 1);
+    }
+    result.input_.x_TD = view_of(x, result.realigned_);
+    result.input_.topk_ids_TK = view_of(ids, result.realigned_);
+    result.input_.topk_scores_TK = view_of(scores, result.realigned_);
+    if (y_ref != nullptr) result.y_ref_ = view_of(*y_ref, result.realigned_);
+    if (dy != nullptr) result.dy_ = view_of(*dy, result.realigned_);
+    return result;
+  });
 }
 
 }  // namespace distmoe

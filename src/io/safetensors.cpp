@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/check.hpp"
+#include "core/current_error.hpp"
 #include "io/quote.hpp"
 #include "io/safetensors_header.hpp"
 #include "io/stored_dtype.hpp"
@@ -122,7 +123,8 @@ SafetensorsContents parse_safetensors(std::span<const std::byte> file_bytes,
 }
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
-  return SafetensorsFile(path, MappedFile::open(path));
+  return only_errors("opening a safetensors file",
+                     [&] { return SafetensorsFile(path, MappedFile::open(path)); });
 }
 
 SafetensorsFile::SafetensorsFile(std::filesystem::path path, MappedFile mapping)

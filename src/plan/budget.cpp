@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/checked_math.hpp"
+#include "core/current_error.hpp"
 #include "distmoe/memory_plan.hpp"
 #include "plan/capacity_rows.hpp"
 #include "plan/layer_bytes.hpp"
@@ -127,10 +128,8 @@ class BudgetSearch {
   PlanTarget target_;
 };
 
-}  // namespace
-
-BudgetReport check_budget(const Config& config, int ep_size, std::int64_t budget_bytes,
-                          const PlanTarget& target) {
+BudgetReport report_of(const Config& config, int ep_size, std::int64_t budget_bytes,
+                       const PlanTarget& target) {
   DISTMOE_CHECK(budget_bytes >= 0, kInvalidArgument, "the budget is ", budget_bytes,
                 " bytes; it must be 0 or more");
   const BudgetSearch search(config, ep_size, budget_bytes, target);
@@ -143,6 +142,13 @@ BudgetReport check_budget(const Config& config, int ep_size, std::int64_t budget
   report.largest_scratch_factor = search.largest_scratch_factor();
   report.factor_is_total = search.factor_is_total();
   return report;
+}
+
+}  // namespace
+
+BudgetReport check_budget(const Config& config, int ep_size, std::int64_t budget_bytes,
+                          const PlanTarget& target) {
+  return only_errors("a budget", [&] { return report_of(config, ep_size, budget_bytes, target); });
 }
 
 }  // namespace distmoe

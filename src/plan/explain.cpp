@@ -5,6 +5,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "core/current_error.hpp"
 #include "distmoe/memory_plan.hpp"
 #include "plan/byte_text.hpp"
 #include "plan/layer_bytes.hpp"
@@ -193,9 +194,7 @@ void write_suggestion(std::ostream& text, const char* what, const std::string& v
   text << kIndent << "largest " << what << " that fits, all else equal: " << value << "\n";
 }
 
-}  // namespace
-
-std::string explain(const Config& config, const MemoryPlan& plan) {
+std::string text_of(const Config& config, const MemoryPlan& plan) {
   std::ostringstream text;
   write_head(text, config, plan);
   write_slots(text, config, plan);
@@ -215,7 +214,7 @@ std::string explain(const Config& config, const MemoryPlan& plan) {
   return text.str();
 }
 
-std::string explain(const BudgetReport& report) {
+std::string text_of(const BudgetReport& report) {
   std::ostringstream text;
   text << "budget: " << bytes_text(report.budget_bytes) << "; the plan needs "
        << bytes_text(report.needed_bytes);
@@ -242,6 +241,16 @@ std::string explain(const BudgetReport& report) {
       report.factor_is_total ? "total scratch capacity factor" : "device scratch capacity factor",
       factor.str());
   return text.str();
+}
+
+}  // namespace
+
+std::string explain(const Config& config, const MemoryPlan& plan) {
+  return only_errors("explaining a plan", [&] { return text_of(config, plan); });
+}
+
+std::string explain(const BudgetReport& report) {
+  return only_errors("explaining a budget", [&] { return text_of(report); });
 }
 
 }  // namespace distmoe

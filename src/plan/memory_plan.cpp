@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/checked_math.hpp"
+#include "core/current_error.hpp"
 #include "layout/context_buffers.hpp"
 #include "plan/capacity_rows.hpp"
 #include "plan/expert_partition.hpp"
@@ -111,7 +112,9 @@ std::int64_t padded_capacity_rows(const Config& config, int ep_size, double fact
   return padded / kExpertRowAlignment * kExpertRowAlignment;
 }
 
-MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& target) {
+namespace {
+
+MemoryPlan make_plan(const Config& config, int ep_size, const PlanTarget& target) {
   validate(config);
   DISTMOE_CHECK(ep_size >= 1, kInvalidArgument, "ep_size is ", ep_size, "; legal is 1 or more");
   check_choice("backend", target.backend);
@@ -142,6 +145,12 @@ MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& targ
     plan.allocated_bytes = checked_add(plan.allocated_bytes, bytes);
   }
   return plan;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Config& config, int ep_size, const PlanTarget& target) {
+  return only_errors("a memory plan", [&] { return make_plan(config, ep_size, target); });
 }
 
 PhysicalSections physical_sections(const MemoryPlan& plan, std::int64_t granularity_bytes) {

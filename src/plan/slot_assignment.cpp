@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/checked_math.hpp"
+#include "core/current_error.hpp"
 #include "plan/option_names.hpp"
 
 namespace distmoe {
@@ -244,19 +245,9 @@ SlotAssignment smaller(SlotAssignment by_microbatch, SlotAssignment by_stage) {
   return takes_microbatch ? std::move(by_microbatch) : std::move(by_stage);
 }
 
-}  // namespace
-
-const SlotUse& SlotAssignment::use_of(std::int64_t stage, std::int64_t microbatch) const {
-  const auto found = std::ranges::find_if(
-      uses, [&](const SlotUse& use) { return use.stage == stage && use.microbatch == microbatch; });
-  DISTMOE_CHECK(found != uses.end(), kInvalidArgument, "stage ", stage, ", microbatch ", microbatch,
-                " is not in the schedule");
-  return *found;
-}
-
-SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
-                                       std::span<const PipelineStage> stages,
-                                       std::int64_t num_microbatches, SlotGrouping grouping) {
+SlotAssignment assignment_of(std::span<const PipelineAction> actions,
+                             std::span<const PipelineStage> stages, std::int64_t num_microbatches,
+                             SlotGrouping grouping) {
   check_choice("grouping", grouping);
   const LayersOfStage layers = layers_of(stages);
   ScheduleCheck(layers, num_microbatches).run(actions);
@@ -275,6 +266,23 @@ SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
       *Colouring(layers, SlotGrouping::kStageMicrobatch).run(actions, offending);
   if (by_microbatch) return smaller(*std::move(by_microbatch), std::move(by_stage));
   return fitting(std::move(by_stage));
+}
+
+}  // namespace
+
+const SlotUse& SlotAssignment::use_of(std::int64_t stage, std::int64_t microbatch) const {
+  const auto found = std::ranges::find_if(
+      uses, [&](const SlotUse& use) { return use.stage == stage && use.microbatch == microbatch; });
+  DISTMOE_CHECK(found != uses.end(), kInvalidArgument, "stage ", stage, ", microbatch ", microbatch,
+                " is not in the schedule");
+  return *found;
+}
+
+SlotAssignment assign_activation_slots(std::span<const PipelineAction> actions,
+                                       std::span<const PipelineStage> stages,
+                                       std::int64_t num_microbatches, SlotGrouping grouping) {
+  return only_errors("assigning activation slots",
+                     [&] { return assignment_of(actions, stages, num_microbatches, grouping); });
 }
 
 }  // namespace distmoe

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -90,18 +91,20 @@ void ContextImpl::check_open() const {
 }
 
 void ContextImpl::use(const std::function<void(Backend&)>& body) {
-  check_process();
-  const InCall in_call(in_call_);
-  check_open();
-  try {
-    body(*backend_);
-  } catch (const Error& error) {
-    // Found by check(), or by waiting for the device.
-    if (error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeviceFault) {
-      leave_the_others(error);
+  only_errors("a request to a context", [&] {
+    check_process();
+    const InCall in_call(in_call_);
+    check_open();
+    try {
+      body(*backend_);
+    } catch (const Error& error) {
+      // Found by check(), or by waiting for the device.
+      if (error.code() == ErrorCode::kPeerLost || error.code() == ErrorCode::kDeviceFault) {
+        leave_the_others(error);
+      }
+      throw;
     }
-    throw;
-  }
+  });
 }
 
 void ContextImpl::run_call(const std::function<void(Backend&, std::int64_t)>& call) {
@@ -126,18 +129,20 @@ void ContextImpl::agree(const std::optional<Error>& failure) {
 }
 
 void ContextImpl::run_together(const std::function<void(Backend&)>& body) {
-  check_process();
-  const InCall in_call(in_call_);
-  check_open();
-  try {
-    body(*backend_);
-  } catch (const AgreedError& error) {
-    throw Error(error);
-  } catch (...) {
-    const Error error = current_error(concat("rank ", rank_, ", call ", num_calls_));
-    leave_the_others(error);
-    throw Error(error);
-  }
+  only_errors("a call", [&] {
+    check_process();
+    const InCall in_call(in_call_);
+    check_open();
+    try {
+      body(*backend_);
+    } catch (const AgreedError& error) {
+      throw Error(error);
+    } catch (...) {
+      const Error error = current_error(concat("rank ", rank_, ", call ", num_calls_));
+      leave_the_others(error);
+      throw Error(error);
+    }
+  });
 }
 
 void ContextImpl::leave_the_others(const Error& error) {
@@ -180,18 +185,21 @@ CallStatistics ContextImpl::last_call() {
 }
 
 void ContextImpl::select_slot(std::int64_t slot, std::int64_t num_layers) {
-  use([&](Backend&) { slots_->select(slot, num_layers); });
+  // NOTE: by reference, here and below: a function of more than two words would take memory.
+  const auto select = [&](Backend&) { slots_->select(slot, num_layers); };
+  use(std::ref(select));
 }
 
 std::int64_t ContextImpl::selected_slot() const { return slots_ ? slots_->selected_slot() : 0; }
 
 void ContextImpl::discard(const SavedForward& forward, void* stream) {
-  use([&](Backend& backend) {
+  const auto give_back = [&](Backend& backend) {
     const SlotTicket& ticket = check_backward(forward).ticket();
     backend.discard(ticket, stream);
     slots_->pop(ticket);
     forward.impl()->finish();
-  });
+  };
+  use(std::ref(give_back));
 }
 
 void ContextImpl::reset() {
@@ -217,7 +225,7 @@ void ContextImpl::close() {
 
 Context Context::create(const Config& config, std::shared_ptr<Communicator> communicator,
                         const ContextOptions& options) {
-  return Context(create_context(config, std::move(communicator), options));
+  return Context(create_context(config, communicator, options));
 }
 
 Context Context::create(const Config& config, const ContextOptions& options) {

@@ -60,6 +60,7 @@ const char* to_string(ForwardStep step) noexcept {
 
 void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
   context.run_call([&](Backend& backend, std::int64_t call_index) {
+    if (arguments.saved != nullptr) *arguments.saved = std::make_unique<SavedForwardImpl>();
     std::optional<Error> refusal;
     ForwardCall refused;
     refused.index = call_index;
@@ -82,7 +83,7 @@ void run_forward(ContextImpl& context, const ForwardArguments& arguments) {
     next(ForwardStep::kCombine);
     backend.combine(call);
     if (call.saves) {
-      arguments.saved->set(context.slots(), context.slots()->push(), saved_shape(arguments));
+      (*arguments.saved)->set(context.slots(), context.slots()->push(), saved_shape(arguments));
     }
     next(ForwardStep::kEnd);
   });
@@ -94,8 +95,8 @@ void routed_experts(Context& context, const RoutedInput& input, const ExpertWeig
 }
 
 SavedForward run_saving_forward(ContextImpl& context, ForwardArguments arguments) {
-  auto saved = std::make_unique<SavedForwardImpl>();
-  arguments.saved = saved.get();
+  std::unique_ptr<SavedForwardImpl> saved;
+  arguments.saved = &saved;
   run_forward(context, arguments);
   return SavedForward(std::move(saved));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 
 #include "distmoe/error.hpp"
 #include "distmoe/routed_experts.hpp"
@@ -28,9 +29,9 @@ struct ForwardArguments {
   const ExpertWeights& weights;
   const TensorView& y_TD;
   const CallOptions& options;
-  /// Not null: the call keeps what its backward needs in the selected slot. On success it is live
-  /// and the slot has it for its last.
-  SavedForwardImpl* saved = nullptr;
+  /// Not null: the call keeps what its backward needs in the selected slot, and puts here what
+  /// knows of it. On success it is live and the slot has it for its last.
+  std::unique_ptr<SavedForwardImpl>* saved = nullptr;
   const StepObserver* observer = nullptr;  ///< null: nobody watches
   bool exchanges_rows = false;             ///< no products: rows go and come back, to be measured
   const Error* refusal = nullptr;  ///< not null: the caller has no call to make, for this reason

@@ -101,11 +101,9 @@ int choose_num_threads(const std::vector<CreationRecord>& all, int rank,
   return std::clamp(mine.num_cores / static_cast<int>(sharing), 1, kMaxThreads);
 }
 
-}  // namespace
-
-std::unique_ptr<ContextImpl> create_context(const Config& config,
-                                            std::shared_ptr<Communicator> communicator,
-                                            const ContextOptions& options, const Error* reason) {
+std::unique_ptr<ContextImpl> agree_on_context(const Config& config,
+                                              const std::shared_ptr<Communicator>& communicator,
+                                              const ContextOptions& options, const Error* reason) {
   const int rank = communicator ? communicator->rank() : 0;
   const int size = communicator ? communicator->size() : 1;
   DISTMOE_CHECK(size >= 1 && rank >= 0 && rank < size, kInvalidArgument,
@@ -152,8 +150,25 @@ std::unique_ptr<ContextImpl> create_context(const Config& config,
   mine.refusal = to_refusal(unconnected);
   agree(exchange(communicator.get(), mine, timeout), rank, unconnected);
   return std::make_unique<ContextImpl>(
-      config, std::move(plan), std::move(backend), std::move(slots), std::move(communicator),
-      timeout, rank, size, is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
+      config, std::move(plan), std::move(backend), std::move(slots), communicator, timeout, rank,
+      size, is_cuda ? Device{DeviceType::kCuda, options.device} : Device{});
+}
+
+}  // namespace
+
+std::unique_ptr<ContextImpl> create_context(const Config& config,
+                                            const std::shared_ptr<Communicator>& communicator,
+                                            const ContextOptions& options, const Error* reason) {
+  try {
+    return agree_on_context(config, communicator, options, reason);
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    // Between the exchanges, so that the peers wait in one.
+    const Error error = current_error("creating a context");
+    if (communicator != nullptr) communicator->abort(error.what());
+    throw Error(error);
+  }
 }
 
 }  // namespace distmoe

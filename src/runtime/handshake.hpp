@@ -13,7 +13,7 @@ namespace distmoe {
 /// their machines, plan and allocate; if one of them cannot, all of them fail. `communicator` may
 /// be null for a single rank. A rank with a `reason` takes part to refuse.
 std::unique_ptr<ContextImpl> create_context(const Config& config,
-                                            std::shared_ptr<Communicator> communicator,
+                                            const std::shared_ptr<Communicator>& communicator,
                                             const ContextOptions& options,
                                             const Error* reason = nullptr);
 

@@ -7,11 +7,11 @@
 #include <array>
 #include <bit>
 #include <utility>
-#include <vector>
 
 #include "core/allocate_array.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "core/current_error.hpp"
 #include "formats/block_format.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
@@ -23,6 +23,9 @@ namespace {
 
 /// A prepared weight starts its arrays at multiples of this many bytes, as regions of a context do.
 constexpr std::int64_t kAlignment = kRegionAlignment;
+
+/// Of errors.
+constexpr const char* kPreparing = "preparing a weight";
 
 /// One of the matrices [rows, K] that an expert's weight is made of, with the rows of codes that
 /// are its own.
@@ -68,26 +71,39 @@ WeightSize check_weight(const TensorView& weight, const BlockScaledConfig& confi
 
 /// Rows that share no tile with others: gate and up apart where they alternate, or may have a gap
 /// between them.
-std::vector<MatrixPart> parts_of(const TensorView& weight, const BlockScaledConfig& config,
-                                 std::int64_t expert) {
+// NOTE: no vector: a refill that has begun cannot fail.
+class MatrixParts {
+ public:
+  explicit MatrixParts(const MatrixPart& whole) : parts_{whole}, size_(1) {}
+  MatrixParts(const MatrixPart& gate, const MatrixPart& up) : parts_{gate, up}, size_(2) {}
+  const MatrixPart* begin() const { return parts_.data(); }
+  const MatrixPart* end() const { return parts_.data() + size_; }
+
+ private:
+  std::array<MatrixPart, 2> parts_;
+  std::size_t size_;
+};
+
+MatrixParts parts_of(const TensorView& weight, const BlockScaledConfig& config,
+                     std::int64_t expert) {
   const int row_dim = weight.rank - 2;
   const std::int64_t columns = weight.shape[weight.rank - 1];
   const std::int64_t stride = weight.strides[row_dim];
   const BF16* data = static_cast<const BF16*>(weight.data) + expert * weight.strides[0];
   const std::int64_t rows = weight.shape[row_dim];
   if (has_halves(weight)) {
-    return {{{data, rows, columns, stride}, 0, 1},
-            {{data + weight.strides[1], rows, columns, stride}, rows, 1}};
+    return {MatrixPart{{data, rows, columns, stride}, 0, 1},
+            MatrixPart{{data + weight.strides[1], rows, columns, stride}, rows, 1}};
   }
   if (config.gate_up_layout == GateUpLayout::kInterleaved) {
-    return {{{data, rows / 2, columns, 2 * stride}, 0, 2},
-            {{data + stride, rows / 2, columns, 2 * stride}, 1, 2}};
+    return {MatrixPart{{data, rows / 2, columns, 2 * stride}, 0, 2},
+            MatrixPart{{data + stride, rows / 2, columns, 2 * stride}, 1, 2}};
   }
-  return {{{data, rows, columns, stride}, 0, 1}};
+  return MatrixParts(MatrixPart{{data, rows, columns, stride}, 0, 1});
 }
 
 /// The largest of the parts', by its bits, so that NaN is above infinity.
-float expert_amax(const std::vector<MatrixPart>& parts) {
+float expert_amax(const MatrixParts& parts) {
   float amax = 0.0F;
   for (const MatrixPart& part : parts) {
     amax = std::bit_cast<float>(std::max(std::bit_cast<std::uint32_t>(amax),
@@ -112,8 +128,7 @@ BlockScaledView<Code, Scale> place_of(const PreparedWeightView& out, std::int64_
           part.row_step * code_stride, part.row_step * scale_stride};
 }
 
-void quantise_expert(const std::vector<MatrixPart>& parts, const PreparedWeightView& out,
-                     std::int64_t expert) {
+void quantise_expert(const MatrixParts& parts, const PreparedWeightView& out, std::int64_t expert) {
   const float amax = out.config.format == Precision::kNVFP4 ? expert_amax(parts) : 0.0F;
   for (const MatrixPart& part : parts) {
     switch (out.config.format) {
@@ -169,7 +184,9 @@ PreparedWeight::~PreparedWeight() = default;
 
 PreparedWeight::PreparedWeight(const BlockScaledConfig& config, std::int64_t num_experts,
                                std::int64_t num_rows, std::int64_t num_columns)
-    : view_(prepared_layout(config, num_experts, num_rows, num_columns)) {
+    : view_(only_errors(kPreparing, [&] {
+        return prepared_layout(config, num_experts, num_rows, num_columns);
+      })) {
   std::int64_t end = 0;
   std::array<std::int64_t, 3> begins{};
   const std::array<TensorView*, 3> arrays{&view_.codes, &view_.scales, &view_.global_scales};
@@ -194,30 +211,36 @@ std::size_t PreparedWeight::num_bytes() const noexcept {
 
 PreparedWeight prepare_block_scaled_weight(const TensorView& weight,
                                            const BlockScaledConfig& config) {
-  const WeightSize size = check_weight(weight, config);
-  PreparedWeight prepared(config, size.num_experts, size.num_rows, size.num_columns);
-  quantise(weight, prepared.view());
-  return prepared;
+  return only_errors(kPreparing, [&] {
+    const WeightSize size = check_weight(weight, config);
+    PreparedWeight prepared(config, size.num_experts, size.num_rows, size.num_columns);
+    quantise(weight, prepared.view());
+    return prepared;
+  });
 }
 
 void refill_prepared_weight(const TensorView& weight, const PreparedWeightView& out) {
-  const WeightSize size = check_weight(weight, out.config);
-  check_prepared_layout("the prepared weight", out, size.num_experts, size.num_rows,
-                        size.num_columns);
-  check_host_memory(out);
-  quantise(weight, out);
+  only_errors(kPreparing, [&] {
+    const WeightSize size = check_weight(weight, out.config);
+    check_prepared_layout("the prepared weight", out, size.num_experts, size.num_rows,
+                          size.num_columns);
+    check_host_memory(out);
+    quantise(weight, out);
+  });
 }
 
 void check_scales(const PreparedWeightView& weight) {
-  const TensorView& codes = weight.codes;
-  DISTMOE_CHECK(codes.rank == 3, kInvalidArgument, "the codes of a prepared weight are ",
-                codes.describe(), "; legal are three dimensions");
-  const std::int64_t columns =
-      codes.shape[2] * block_format_of(weight.config.format).codes_per_byte;
-  check_prepared_layout("the prepared weight", weight, codes.shape[0], codes.shape[1], columns);
-  check_host_memory(weight);
-  check_global_scales("the prepared weight", weight);
-  check_block_scales("the prepared weight", weight);
+  only_errors("the check of a prepared weight", [&] {
+    const TensorView& codes = weight.codes;
+    DISTMOE_CHECK(codes.rank == 3, kInvalidArgument, "the codes of a prepared weight are ",
+                  codes.describe(), "; legal are three dimensions");
+    const std::int64_t columns =
+        codes.shape[2] * block_format_of(weight.config.format).codes_per_byte;
+    check_prepared_layout("the prepared weight", weight, codes.shape[0], codes.shape[1], columns);
+    check_host_memory(weight);
+    check_global_scales("the prepared weight", weight);
+    check_block_scales("the prepared weight", weight);
+  });
 }
 
 }  // namespace distmoe

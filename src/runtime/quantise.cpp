@@ -10,6 +10,7 @@
 #include "core/allocate_array.hpp"
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "core/current_error.hpp"
 #include "formats/block_format.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
@@ -93,10 +94,8 @@ QuantisedMatrix rows_from(const QuantisedMatrix& matrix, std::int64_t first) {
   return rest;
 }
 
-}  // namespace
-
-QuantisedMatrix quantised_layout(Precision format, BlockShape blocks, std::int64_t num_rows,
-                                 std::int64_t num_columns) {
+QuantisedMatrix layout_of(Precision format, BlockShape blocks, std::int64_t num_rows,
+                          std::int64_t num_columns) {
   DISTMOE_CHECK(
       format == Precision::kMXFP8 || format == Precision::kMXFP4 || format == Precision::kNVFP4,
       kInvalidArgument, "the format of a quantised matrix is ", option_name(format),
@@ -118,7 +117,7 @@ QuantisedMatrix quantised_layout(Precision format, BlockShape blocks, std::int64
   return matrix;
 }
 
-void quantise(const TensorView& values, const QuantisedMatrix& out) {
+void check_and_quantise(const TensorView& values, const QuantisedMatrix& out) {
   check_values(values, DType::kBF16);
   check_row_major("values", values);
   check_matrix(out, values.shape[0], values.shape[1]);
@@ -136,7 +135,7 @@ void quantise(const TensorView& values, const QuantisedMatrix& out) {
   }
 }
 
-void dequantise(const QuantisedMatrix& matrix, const TensorView& values) {
+void check_and_dequantise(const QuantisedMatrix& matrix, const TensorView& values) {
   check_values(values, DType::kF32);
   check_contiguous("values", values);
   const std::int64_t rows = values.shape[0];
@@ -156,6 +155,22 @@ void dequantise(const QuantisedMatrix& matrix, const TensorView& values) {
       out[first * columns + i] = static_cast<float>(value / divisor);
     }
   }
+}
+
+}  // namespace
+
+QuantisedMatrix quantised_layout(Precision format, BlockShape blocks, std::int64_t num_rows,
+                                 std::int64_t num_columns) {
+  return only_errors("the layout of a quantised matrix",
+                     [&] { return layout_of(format, blocks, num_rows, num_columns); });
+}
+
+void quantise(const TensorView& values, const QuantisedMatrix& out) {
+  only_errors("quantising a matrix", [&] { check_and_quantise(values, out); });
+}
+
+void dequantise(const QuantisedMatrix& matrix, const TensorView& values) {
+  only_errors("decoding a matrix", [&] { check_and_dequantise(matrix, values); });
 }
 
 }  // namespace distmoe

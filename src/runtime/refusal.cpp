@@ -31,7 +31,7 @@ void refuse_routed_experts_backward(Context& context, const Error& reason, void*
 }
 
 void refuse_context(std::shared_ptr<Communicator> communicator, const Error& reason) {
-  create_context(Config{}, std::move(communicator), {}, &reason);
+  create_context(Config{}, communicator, {}, &reason);
   throw Error(reason);
 }
 

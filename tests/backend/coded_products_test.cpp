@@ -217,6 +217,75 @@ TEST(CodedColumnsTest, HavePaddingOfZeros) {
   }
 }
 
+std::vector<double> transposed(const std::vector<double>& matrix, std::int64_t columns) {
+  std::vector<double> out(matrix.size());
+  const auto width = static_cast<std::size_t>(columns);
+  for (std::size_t i = 0; i < matrix.size(); ++i) {
+    out[i % width * (matrix.size() / width) + i / width] = matrix[i];
+  }
+  return out;
+}
+
+/// DGRAD: rows of gradients, quantised along themselves, by columns of a weight of tiles.
+TEST(CodedGradientProducts, OfRowsAndColumnsOfTilesAreThoseOfTheDecodedValues) {
+  const Config config = config_of(Precision::kMXFP8, false);
+  OwnWorkspace memory(config);
+  const Workspace workspace = memory.parts();
+  const std::vector<BF16> grads = random_matrix(kRows, 2 * kInner, 850);
+  const std::vector<BF16> w13 = random_matrix(2 * kInner, kHidden, 852);
+  ExpertMatrices experts;
+  experts.gate = w13.data();
+  experts.up = w13.data() + kInner * kHidden;
+  experts.w13_row_stride = kHidden;
+  std::vector<std::byte> region(static_cast<std::size_t>(4 * kRows * kHidden));
+  const CodedRows coded(Precision::kMXFP8, region.data(), kRows, 2 * kInner);
+  coded.encode({grads.data(), kRows, 2 * kInner, 2 * kInner}, 0);
+  const std::vector<double> a =
+      conformance::mxfp8_values(as_doubles(grads), {kRows, 2 * kInner}, 1, 32).values;
+  const std::vector<double> b = transposed(
+      conformance::mxfp8_values(as_doubles(w13), {2 * kInner, kHidden}, 32, 32).values, kHidden);
+  const RowOperand rows(coded);
+  const WeightOperands weights(config, experts);
+  for (const std::int64_t first : {0, 256, 512}) {
+    const std::int64_t count = std::min<std::int64_t>(256, kHidden - first);
+    multiply_dgrad(rows.rows(0, kRows, workspace), weights.w13_columns(0, first, count, workspace),
+                   workspace.tile, workspace);
+    expect_product(workspace.tile, count, first, a, b, 2 * kInner);
+  }
+}
+
+/// WGRAD: gradients and activations, quantised across the rows of an expert.
+TEST(CodedGradientProducts, OfColumnsAreThoseOfTheDecodedValues) {
+  const Config config = config_of(Precision::kMXFP8, false);
+  OwnWorkspace memory(config);
+  const Workspace workspace = memory.parts();
+  for (const std::int64_t depth : {1, 31, 32, 33, 37, 129, 512}) {
+    SCOPED_TRACE(depth);
+    const std::int64_t padded = ceil_div(depth, 128) * 128;
+    const auto coded_columns = [&](std::int64_t width, std::uint64_t seed,
+                                   std::vector<std::byte>& region) {
+      const std::vector<BF16> values = random_matrix(depth, width, seed);
+      region.assign(static_cast<std::size_t>(2 * padded * width), std::byte{0x7F});
+      const CodedColumns columns(region.data(), padded, width);
+      columns.encode({values.data(), depth, width, width, padded - depth}, 0);
+      // Products with rows as their outer dimension.
+      std::vector<double> all =
+          conformance::mxfp8_values(as_doubles(values), {depth, width}, 32, 1).values;
+      return std::pair(DepthOperand(columns), transposed(all, width));
+    };
+    std::vector<std::byte> grad_region, x_region;
+    const auto [grads, a] = coded_columns(64, 860, grad_region);
+    const auto [x, b] = coded_columns(kHidden, 862, x_region);
+    for (const std::int64_t first : {0, 512}) {
+      const std::int64_t count = std::min<std::int64_t>(512, kHidden - first);
+      multiply_wgrad(grads.slab({0, 0, depth}, 0, 64, workspace.decoded_weights),
+                     x.slab({0, 0, depth}, first, count, workspace.decoded_rows), depth,
+                     workspace.tile, false, workspace);
+      expect_product(workspace.tile, count, first, a, b, depth);
+    }
+  }
+}
+
 /// Columns of a weight for DGRAD are those of its rows for FPROP: one set of tiles.
 TEST(WeightOperandsTest, ColumnsAreThoseOfTheRows) {
   const Config config = config_of(Precision::kMXFP8, false);

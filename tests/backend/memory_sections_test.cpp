@@ -91,8 +91,10 @@ class WatchingCommunicator final : public Communicator {
 
 /// A call on a context that no public one can make; in training it saves and has its backward.
 void run_call(ContextImpl& impl, const RankCall& call, const RankGradients& gradients) {
-  auto saved = impl.config().inference ? nullptr : std::make_unique<SavedForwardImpl>();
-  run_forward(impl, {call.input, call.weights, call.y_view(), {}, saved.get()});
+  std::unique_ptr<SavedForwardImpl> saved;
+  run_forward(
+      impl,
+      {call.input, call.weights, call.y_view(), {}, impl.config().inference ? nullptr : &saved});
   if (saved == nullptr) return;
   const SavedForward forward(std::move(saved));
   run_backward(impl, {forward, gradients.dy(), call.weights, gradients.destinations(), {}});

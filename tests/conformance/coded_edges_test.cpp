@@ -72,6 +72,31 @@ TEST_P(CodedEdges, CallsWithoutTokensOrRoutesLeaveTheNextAlone) {
   });
 }
 
+// reports: A71, A104: results travel and are summed as in BF16: one of 500 is not cut at 448, the
+// most of E4M3, and 256 + 1 + 1 is 258.
+TEST_P(CodedEdges, ResultsAreNeverRoundedToTheFormat) {
+  const MoeCase& moe_case = GetParam();
+  MoeProblem problem = make_problem(
+      fit({.num_tokens = 6, .hidden_dim = 32, .intermediate_dim = 32, .num_experts = 6, .top_k = 3},
+          moe_case),
+      RoutePattern::kDistinct, 865);
+  add_biases(problem, 866);
+  std::ranges::fill(problem.down, BF16{0});
+  const auto y_with = [&](std::vector<float> results, std::vector<float> scores) {
+    for (std::size_t route = 0; route < problem.ids.size(); ++route) {
+      // Expert e answers results[e % 3].
+      problem.ids[route] = static_cast<std::int64_t>(route / 3 % 2 * 3 + route % 3);
+      problem.scores[route] = scores[route % 3];
+    }
+    for (std::size_t i = 0; i < problem.down_bias.size(); ++i) {
+      problem.down_bias[i] = results[i / 32 % 3];
+    }
+    return run(problem, moe_case);
+  };
+  for (const BF16 y : y_with({500, 0.25F, 0.5F}, {1, 0, 0})) EXPECT_EQ(to_float(y), 500.0F);
+  for (const BF16 y : y_with({256, 1, 1}, {1, 1, 1})) EXPECT_EQ(to_float(y), 258.0F);
+}
+
 // reports: A38
 TEST_P(CodedEdges, DataMayLieAtAnyElement) {
   const MoeCase& moe_case = GetParam();
@@ -121,7 +146,7 @@ TEST_P(CodedGradientEdges, WithoutRoutesAreZeros) {
   }
 }
 
-/// In FP32 the sum of what was there and the gradient is rounded once.
+/// In FP32 the sum of what was there and the gradient is rounded once. reports: A11
 TEST_P(CodedGradientEdges, AreAddedToWhatIsThere) {
   MoeProblem problem = problem_of(GetParam(), 890);
   std::ranges::replace(problem.ids, 1, 0);  // expert 1 has no row

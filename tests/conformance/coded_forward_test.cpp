@@ -92,6 +92,29 @@ TEST_P(CodedForward, CrossesSlabsAndBlocks) {
             kTolerance);
 }
 
+// reports: A46, A47, A50: 90 scales a row and more, and, where blocks are of 16, widths that are no
+// multiple of 32.
+TEST(CodedForwardOfModelWidths, IsTheProductOfTheDecodedOperands) {
+  for (const Precision precision : {Precision::kMXFP8, Precision::kNVFP4, Precision::kMXFP4}) {
+    const MoeCase moe_case{.num_threads = 2, .precision = precision};
+    std::vector<std::pair<std::int64_t, std::int64_t>> widths{{2880, 64}, {64, 2880}, {704, 192}};
+    if (precision == Precision::kNVFP4) {
+      widths.insert(widths.end(), {{1072, 48}, {48, 1072}, {112, 176}});
+    }
+    for (const auto& [hidden_dim, intermediate_dim] : widths) {
+      const MoeProblem problem = make_problem_with_biases({.num_tokens = 3,
+                                                           .hidden_dim = hidden_dim,
+                                                           .intermediate_dim = intermediate_dim,
+                                                           .num_experts = 2,
+                                                           .top_k = 1},
+                                                          RoutePattern::kDistinct, 615);
+      EXPECT_LE(relative_error(widened(run(problem, moe_case)), coded_forward(problem, precision)),
+                kTolerance)
+          << name_of(moe_case) << ", " << hidden_dim << " x " << intermediate_dim;
+    }
+  }
+}
+
 TEST_P(CodedForward, PreparedWeightsPipelinesAndLayoutsChangeNoBit) {
   MoeProblem problem = problem_of(GetParam(), 620);
   spread_magnitudes(problem);

@@ -5,14 +5,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "backend/cpu/cpu_backend.hpp"
 #include "conformance/moe_gradients.hpp"
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_runner.hpp"
 #include "plan/option_names.hpp"
+#include "plan/scratch_layout.hpp"
 #include "runtime/context_impl.hpp"
 
 namespace distmoe::conformance {
@@ -78,6 +81,82 @@ TEST(CodedMemory, WhatIsInItBeforeAnInferenceCallIsNeverRead) {
   }
 }
 
+// ---- Codes across rows
+
+/// The regions of a training context of one rank where codes across rows would lie in scratch.
+class ColumnRegions {
+ public:
+  ColumnRegions(Context& context, const MoeProblem& problem)
+      : memory_(dynamic_cast<cpu::CpuBackend&>(*context.impl().backend()).memory().activations()) {
+    std::vector<std::int64_t> rows(static_cast<std::size_t>(problem.shape.num_experts));
+    for (const std::int64_t id : problem.ids) {
+      if (id >= 0) ++rows[static_cast<std::size_t>(id)];
+    }
+    std::int64_t placed = 0;
+    for (const std::int64_t count : rows) placed += (count + 127) / 128 * 128;
+    const LayerDims dims = layer_dims(context.config());
+    sizes_ = LayerBytes<>{dims}.scratch_regions(placed);
+    offsets_ = scratch_layout(dims, placed, std::ssize(memory_));
+  }
+  /// Which of x, h2, grad_h3 and grad_h1 were written since fill_memory(kGarbage).
+  std::vector<bool> written() const {
+    return {is_written(offsets_.x, sizes_.x), is_written(offsets_.h2, sizes_.h2),
+            is_written(offsets_.grad_h3, sizes_.grad_h3),
+            is_written(offsets_.grad_h1, sizes_.grad_h1)};
+  }
+  static constexpr std::byte kGarbage{0xA5};
+
+ private:
+  bool is_written(std::int64_t offset, std::int64_t size) const {
+    const auto bytes =
+        memory_.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(size));
+    return std::ranges::any_of(bytes, [](std::byte byte) { return byte != kGarbage; });
+  }
+
+  std::span<std::byte> memory_;
+  LayerRegions sizes_;
+  RegionOffsets offsets_;
+};
+
+/// No forward that keeps nothing makes any, nor one that is computed again; a backward makes those
+/// of the weights' gradients that are asked for.
+TEST(CodedMemory, CodesAcrossRowsAreMadeForTheWeightsGradientsAlone) {
+  const MoeProblem problem = problem_of(770);
+  const std::vector<BF16> dy = make_dy(problem, 771);
+  const MoeCase moe_case{.num_threads = 2, .precision = Precision::kMXFP8};
+  const TokenCounts counts{61};
+  struct Case {
+    bool wants_w13, wants_w2;
+    std::vector<bool> written;  // of x, h2, grad_h3, grad_h1
+  };
+  for (const bool is_saved : {false, true}) {
+    const BackwardForm form{.slot_factor = is_saved ? std::optional(1.0) : std::nullopt};
+    for (const Case& c : {Case{false, false, {false, false, false, false}},
+                          Case{true, false, {!is_saved, false, false, true}},
+                          Case{false, true, {false, !is_saved, true, false}},
+                          Case{true, true, {!is_saved, !is_saved, true, true}}}) {
+      Context context =
+          make_context(training_config(problem, moe_case, form, 61), moe_case, nullptr);
+      const RankCall call = pack_rank(problem, {}, counts, 0);
+      const ColumnRegions regions(context, problem);
+      fill_memory(context, ColumnRegions::kGarbage);
+      call_experts(context, call);
+      EXPECT_EQ(regions.written(), (std::vector<bool>{false, false, false, false}));
+      SavedForward saved = call_saving(context, call);
+      EXPECT_EQ(context.last_call().is_recomputed, !is_saved);
+      EXPECT_EQ(regions.written(), (std::vector<bool>{false, false, false, false}));
+      const RankGradients gradients(problem, dy, form, counts, 0);
+      RoutedGradients some = gradients.destinations();
+      if (!c.wants_w13) some.grad_w13_L2FD = {};
+      if (!c.wants_w2) some.grad_w2_LDF = {};
+      routed_experts_backward(context, std::move(saved), gradients.dy(), call.weights, some);
+      EXPECT_EQ(regions.written(), c.written) << is_saved << c.wants_w13 << c.wants_w2;
+    }
+  }
+}
+
+// ---- The bytes of a plan
+
 struct FullCallCase {
   Precision precision;
   bool inference;
@@ -133,6 +212,12 @@ TEST_P(FullCall, TakesTheBytesOfItsPipelinesPlan) {
       SavedForward saved = call_saving(context, call);
       EXPECT_EQ(context.region_peaks().slot_bytes[0], plan.balanced_slot_bytes);
       call_backward(context, std::move(saved), call, gradients);
+    }
+    if (has_coded_rows) {
+      const auto& backend = dynamic_cast<cpu::CpuBackend&>(*context.impl().backend());
+      const std::int64_t x_bytes = LayerBytes<>{layer_dims(config)}.row(384, hidden_dim);
+      EXPECT_EQ(backend.coded_h2().codes(0) - backend.coded_x().codes(0),
+                pipeline == Pipeline::kMega ? x_bytes : 0);
     }
     EXPECT_EQ(plan.device_scratch_rows, has_coded_rows ? 384 : 256);
     EXPECT_EQ(context.region_peaks().device_scratch_bytes, plan.device_scratch_bytes);

@@ -2,35 +2,17 @@
 //
 // Invariant: on the CPU rows and experts lie as far apart as an address space is wide.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <cstring>
 
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_runner.hpp"
+#include "formats/sparse_memory.hpp"
 
 namespace distmoe::conformance {
 namespace {
 
-/// Address space without memory: pages come into being where they are touched.
-class SparseMemory {
- public:
-  explicit SparseMemory(std::size_t bytes)
-      : bytes_(bytes),
-        base_(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
-  ~SparseMemory() {
-    if (is_given()) munmap(base_, bytes_);
-  }
-  SparseMemory(const SparseMemory&) = delete;
-  SparseMemory& operator=(const SparseMemory&) = delete;
-  bool is_given() const { return base_ != MAP_FAILED; }
-  std::byte* base() const { return static_cast<std::byte*>(base_); }
-
- private:
-  std::size_t bytes_;
-  void* base_;
-};
+using testing::SparseMemory;
 
 // reports: A77, A78, A79: rows and experts more than 2^31 elements apart, really read and written.
 TEST(StridesBeyond31Bits, RowsAndExpertsFarApartAreHonoured) {

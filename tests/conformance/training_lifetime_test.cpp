@@ -85,8 +85,8 @@ TEST_P(TrainingLifetime, WhatComesDuringASavingForwardOrItsBackwardIsRefusedAndH
       EXPECT_EQ(impl.slots()->num_live(0), next == BackwardStep::kEnd ? 1 : 2);
       if (rank == 0) meddler.meddle();
     };
-    auto saved = std::make_unique<SavedForwardImpl>();
-    run_forward(impl, {call.input, call.weights, call.y_view(), {}, saved.get(), &in_forward});
+    std::unique_ptr<SavedForwardImpl> saved;
+    run_forward(impl, {call.input, call.weights, call.y_view(), {}, &saved, &in_forward});
     const SavedForward top(std::move(saved));
     EXPECT_TRUE(top.is_live());
     run_backward(impl,

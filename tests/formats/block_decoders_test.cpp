@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace distmoe {
@@ -14,29 +15,38 @@ namespace {
 
 constexpr std::uint16_t kUntouched = 0x5AA5;
 
-class Decoders : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (avx512_block_decoders() == nullptr) GTEST_SKIP() << "this processor has no AVX-512";
-  }
+struct Set {
+  const char* name;
+  const BlockDecoders* (*decoders)();
 };
 
-/// Runs `decode(set, out)` with both sets and compares what they write and leave alone.
-template <typename Decode>
-void expect_same(std::size_t count, const Decode& decode) {
-  std::vector<BF16> expected(count + 40, BF16{kUntouched});
-  std::vector<BF16> actual = expected;
-  decode(plain_block_decoders(), expected.data());
-  decode(*avx512_block_decoders(), actual.data());
-  for (std::size_t i = 0; i < actual.size(); ++i) {
-    ASSERT_EQ(actual[i].bits, expected[i].bits) << i;
+class Decoders : public ::testing::TestWithParam<Set> {
+ protected:
+  void SetUp() override {
+    if (set_ == nullptr) GTEST_SKIP() << "this processor has no " << GetParam().name;
   }
-  for (std::size_t i = count; i < actual.size(); ++i) {
-    ASSERT_EQ(actual[i].bits, kUntouched) << i;
+  /// Runs `decode(set, out)` with both sets and compares what they write and leave alone.
+  template <typename Decode>
+  void expect_same(std::size_t count, const Decode& decode) const {
+    std::vector<BF16> expected(count + 40, BF16{kUntouched});
+    std::vector<BF16> actual = expected;
+    decode(plain_block_decoders(), expected.data());
+    decode(*set_, actual.data());
+    for (std::size_t i = 0; i < actual.size(); ++i) {
+      ASSERT_EQ(actual[i].bits, expected[i].bits) << i;
+    }
+    for (std::size_t i = count; i < actual.size(); ++i) {
+      ASSERT_EQ(actual[i].bits, kUntouched) << i;
+    }
   }
-}
+  const BlockDecoders* set_ = GetParam().decoders();
+};
+INSTANTIATE_TEST_SUITE_P(Sets, Decoders,
+                         ::testing::Values(Set{"avx512", avx512_block_decoders},
+                                           Set{"avx2", avx2_block_decoders}),
+                         [](const auto& test) { return std::string(test.param.name); });
 
-TEST_F(Decoders, GiveEveryE4M3UnderEveryScale) {
+TEST_P(Decoders, GiveEveryE4M3UnderEveryScale) {
   std::vector<E4M3> codes(256);
   for (std::uint32_t i = 0; i < 256; ++i) codes[i].bits = static_cast<std::uint8_t>(i);
   for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -52,7 +62,7 @@ TEST_F(Decoders, GiveEveryE4M3UnderEveryScale) {
 }
 
 /// A block of one kind of code goes another way than one that has all kinds.
-TEST_F(Decoders, GiveBlocksOfOneE4M3UnderEveryScale) {
+TEST_P(Decoders, GiveBlocksOfOneE4M3UnderEveryScale) {
   std::vector<E4M3> codes;
   for (std::uint32_t i = 0; i < 256; ++i) {
     codes.insert(codes.end(), 32, E4M3{static_cast<std::uint8_t>(i)});
@@ -69,7 +79,7 @@ TEST_F(Decoders, GiveBlocksOfOneE4M3UnderEveryScale) {
   }
 }
 
-TEST_F(Decoders, UseTheScaleOfEachBlockAndColumn) {
+TEST_P(Decoders, UseTheScaleOfEachBlockAndColumn) {
   std::vector<E4M3> codes(320);
   std::vector<E8M0> scales(320);
   for (std::uint32_t i = 0; i < 320; ++i) {
@@ -86,7 +96,7 @@ TEST_F(Decoders, UseTheScaleOfEachBlockAndColumn) {
   }
 }
 
-TEST_F(Decoders, GiveEveryE2M1UnderEveryScale) {
+TEST_P(Decoders, GiveEveryE2M1UnderEveryScale) {
   constexpr std::int64_t kBlocks = 256;
   std::vector<std::uint8_t> codes(kBlocks * 16);
   for (std::size_t i = 0; i < codes.size(); ++i)

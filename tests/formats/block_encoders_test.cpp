@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "formats/raw_values.hpp"
@@ -43,15 +44,25 @@ void expect_e4m3(const std::vector<BF16>& values, const std::vector<E4M3>& actua
   }
 }
 
-class Encoders : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (avx512_block_encoders() == nullptr) GTEST_SKIP() << "this processor has no AVX-512";
-  }
-  const BlockEncoders& plain_ = plain_block_encoders();
+struct Set {
+  const char* name;
+  const BlockEncoders* (*encoders)();
 };
 
-TEST_F(Encoders, GiveEveryE4M3CodeUnderEveryScale) {
+class Encoders : public ::testing::TestWithParam<Set> {
+ protected:
+  void SetUp() override {
+    if (set_ == nullptr) GTEST_SKIP() << "this processor has no " << GetParam().name;
+  }
+  const BlockEncoders& plain_ = plain_block_encoders();
+  const BlockEncoders* set_ = GetParam().encoders();
+};
+INSTANTIATE_TEST_SUITE_P(Sets, Encoders,
+                         ::testing::Values(Set{"avx512", avx512_block_encoders},
+                                           Set{"avx2", avx2_block_encoders}),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(Encoders, GiveEveryE4M3CodeUnderEveryScale) {
   const std::vector<BF16> values = every_value();
   const auto num_blocks = static_cast<std::int64_t>(values.size() / 32);
   const auto count = static_cast<std::int64_t>(values.size());
@@ -61,20 +72,20 @@ TEST_F(Encoders, GiveEveryE4M3CodeUnderEveryScale) {
     std::vector<E4M3> blocks(values.size());
     std::vector<E4M3> columns(values.size());
     plain_.e4m3_columns(values.data(), count, scales.data(), expected.data());
-    avx512_block_encoders()->e4m3_blocks(values.data(), num_blocks, scales.data(), blocks.data());
-    avx512_block_encoders()->e4m3_columns(values.data(), count, scales.data(), columns.data());
+    set_->e4m3_blocks(values.data(), num_blocks, scales.data(), blocks.data());
+    set_->e4m3_columns(values.data(), count, scales.data(), columns.data());
     expect_e4m3(values, blocks, expected, byte);
     expect_e4m3(values, columns, expected, byte);
     const RowsToEncode rows{values.data(), count / 8, 8, columns.data(), count / 8};
     std::fill(columns.begin(), columns.end(), E4M3{kUntouched});
-    avx512_block_encoders()->e4m3_rows(rows, count / 8, scales.data());
+    set_->e4m3_rows(rows, count / 8, scales.data());
     expect_e4m3(values, columns, expected, byte);
     plain_.e4m3_blocks(values.data(), num_blocks, scales.data(), blocks.data());
     expect_e4m3(values, blocks, expected, byte);
   }
 }
 
-TEST_F(Encoders, GiveEveryE2M1CodeUnderManyMultipliers) {
+TEST_P(Encoders, GiveEveryE2M1CodeUnderManyMultipliers) {
   const std::vector<BF16> values = every_value();
   for (const float multiplier : {1.0f, 0x1p-126f, 0x1p127f, 0.37f, 5.999999f, 1.0f / 3.0f, 2688.0f,
                                  7.9e-36f, 1.1754944e-38f, 2.688e15f}) {
@@ -88,7 +99,7 @@ TEST_F(Encoders, GiveEveryE2M1CodeUnderManyMultipliers) {
                                                                         multipliers.data(), codes);
       };
       run(plain_, expected.data());
-      run(*avx512_block_encoders(), actual.data());
+      run(*set_, actual.data());
       for (std::size_t i = 0; i < values.size(); ++i) {
         if (is_asked_for(values[i], multiplier)) {
           ASSERT_EQ(actual[i / 2] >> i % 2 * 4 & 0xF, expected[i / 2] >> i % 2 * 4 & 0xF)
@@ -100,14 +111,14 @@ TEST_F(Encoders, GiveEveryE2M1CodeUnderManyMultipliers) {
 }
 
 // Ties and their FP32 neighbours: the product decides, not the BF16.
-TEST_F(Encoders, RoundE2M1TiesAlike) {
+TEST_P(Encoders, RoundE2M1TiesAlike) {
   for (const float tie : {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f}) {
     for (const float multiplier : {std::nextafter(tie, 0.0f), tie, std::nextafter(tie, 9.0f)}) {
       const std::vector<BF16> ones(16, to_bf16(-1.0f));
       std::vector<std::uint8_t> expected(8);
       std::vector<std::uint8_t> actual(8);
       plain_.e2m1_blocks16(ones.data(), 1, &multiplier, expected.data());
-      avx512_block_encoders()->e2m1_blocks16(ones.data(), 1, &multiplier, actual.data());
+      set_->e2m1_blocks16(ones.data(), 1, &multiplier, actual.data());
       EXPECT_EQ(actual, expected) << std::hexfloat << multiplier;
       EXPECT_EQ(actual[0] & 0xF, to_e2m1(-multiplier).bits) << std::hexfloat << multiplier;
     }
@@ -115,7 +126,7 @@ TEST_F(Encoders, RoundE2M1TiesAlike) {
 }
 
 // Of every amax, under factors of rows from the smallest amax to the largest, and those of others.
-TEST_F(Encoders, FindTheSameScalesOfNvfp4) {
+TEST_P(Encoders, FindTheSameScalesOfNvfp4) {
   std::vector<BF16> amax;
   for (const BF16 value : every_value()) {
     if (is_finite(value) && value.bits == magnitude_bits(value)) amax.push_back(value);
@@ -126,7 +137,7 @@ TEST_F(Encoders, FindTheSameScalesOfNvfp4) {
     const float factor = nvfp4_factor(row_amax, kNvfp4RowFloor);
     std::vector<E4M3> scales[2];
     std::vector<float> multipliers[2];
-    const BlockEncoders* sets[] = {&plain_, avx512_block_encoders()};
+    const BlockEncoders* sets[] = {&plain_, set_};
     for (int i = 0; i < 2; ++i) {
       scales[i].resize(amax.size());
       multipliers[i].resize(amax.size());
@@ -142,12 +153,12 @@ TEST_F(Encoders, FindTheSameScalesOfNvfp4) {
   }
 }
 
-TEST_F(Encoders, FindTheSameAmaxNaNIncluded) {
+TEST_P(Encoders, FindTheSameAmaxNaNIncluded) {
   const testing::RawMatrix matrix = testing::poisoned_values(1, 32 * 500, 8, 60);
   const testing::StridedRows rows(matrix, matrix.cols);
   for (const std::int64_t block : {16, 32}) {
     std::vector<BF16> found[2];
-    const BlockEncoders* sets[] = {&plain_, avx512_block_encoders()};
+    const BlockEncoders* sets[] = {&plain_, set_};
     for (int i = 0; i < 2; ++i) {
       found[i].resize(static_cast<std::size_t>(matrix.cols / block));
       (block == 16 ? sets[i]->amax_blocks16 : sets[i]->amax_blocks32)(
@@ -164,7 +175,7 @@ TEST_F(Encoders, FindTheSameAmaxNaNIncluded) {
   }
 }
 
-TEST_F(Encoders, TreatEveryBlockAndColumnByItsOwnScaleAndStopAtTheEnd) {
+TEST_P(Encoders, TreatEveryBlockAndColumnByItsOwnScaleAndStopAtTheEnd) {
   for (const std::int64_t count : {0, 1, 31, 32, 33, 63, 95, 250}) {
     const testing::RawMatrix matrix =
         testing::finite_values(1, 256, static_cast<std::uint32_t>(count));
@@ -187,7 +198,7 @@ TEST_F(Encoders, TreatEveryBlockAndColumnByItsOwnScaleAndStopAtTheEnd) {
     std::vector<std::uint8_t> packed[2];
     std::vector<E4M3> nvfp4_scales[2];
     std::vector<float> nvfp4_multipliers[2];
-    const BlockEncoders* sets[] = {&plain_, avx512_block_encoders()};
+    const BlockEncoders* sets[] = {&plain_, set_};
     for (int i = 0; i < 2; ++i) {
       codes[i].resize(1200, E4M3{kUntouched});
       packed[i].resize(600, kUntouched);

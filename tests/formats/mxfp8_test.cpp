@@ -105,19 +105,35 @@ TEST(Mxfp8, MarksBlocksWithNaNOrInfinityAndNoOthers) {
   }
 }
 
-// Each BF16 leads a block of its own, beside values down to 2^-16 of it.
-TEST(Mxfp8, QuantisesEveryBF16AsTheOracleDoes) {
-  constexpr std::int64_t kCols = 32 * 256;
-  for (std::uint32_t upper = 0; upper < 256; upper += 4) {
-    RawMatrix matrix = testing::zeros(4, kCols);
-    for (std::uint32_t i = 0; i < matrix.bits.size(); ++i) {
-      const std::uint32_t lead = (upper << 8) + i / 32;
-      const std::uint32_t exponent = lead >> 7 & 0xFFu;
-      const std::uint32_t below = i % 32 / 2;
-      const std::uint32_t other = (exponent > below ? exponent - below : 0) % 255 << 7;
-      matrix.bits[i] = static_cast<std::uint16_t>(i % 32 == 0 ? lead : other | (i * 37 & 0x807Fu));
+/// 256 blocks, side by side, of the shape of `direction` (tiles cut to two rows). Block i is led by
+/// the BF16 of bits first + i, at a place of its own, beside values from it down to 2^-15 of it.
+RawMatrix led_blocks(const Direction& direction, std::uint32_t first) {
+  const std::int64_t rows =
+      direction.block_cols == 1 ? 32 : std::min<std::int64_t>(direction.block_rows, 2);
+  RawMatrix matrix = testing::zeros(rows, 256 * direction.block_cols);
+  const auto size = static_cast<std::uint32_t>(rows * direction.block_cols);
+  for (std::uint32_t i = 0; i < matrix.bits.size(); ++i) {
+    const auto col = static_cast<std::uint32_t>(i % matrix.cols);
+    const auto width = static_cast<std::uint32_t>(direction.block_cols);
+    const std::uint32_t lead = first + col / width;
+    const std::uint32_t place = i / static_cast<std::uint32_t>(matrix.cols) * width + col % width;
+    const std::uint32_t below = place * 16 / size;
+    const std::uint32_t exponent = lead >> 7 & 0xFFu;
+    const std::uint32_t other =
+        (exponent > below ? exponent - below : 0) % 255 << 7 | (i * 37 & 0x7Fu);
+    const std::uint32_t magnitude = std::min(other, lead & 0x7FFFu);
+    matrix.bits[i] =
+        static_cast<std::uint16_t>(place == lead * 7 % size ? lead : magnitude | (i & 4) << 13);
+  }
+  return matrix;
+}
+
+TEST(Mxfp8, QuantisesEveryBF16AsTheOracleDoesInEveryDirection) {
+  for (const Direction& direction : kDirections) {
+    for (std::uint32_t first = 0; first < 0x10000; first += 256) {
+      const RawMatrix matrix = led_blocks(direction, first);
+      ASSERT_NO_FATAL_FAILURE(expect_as_oracle(matrix, matrix.cols, 0, direction)) << first;
     }
-    expect_as_oracle(matrix, kCols, 0, kDirections[0]);
   }
 }
 

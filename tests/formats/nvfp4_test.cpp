@@ -128,6 +128,24 @@ TEST(Nvfp4, QuantisesEveryRowAmaxAsTheOracleDoes) {
   }
 }
 
+// Every BF16, NaN and infinity too, as the amax of an expert, in another row and block each time.
+TEST(Nvfp4, QuantisesEveryExpertAmaxAsTheOracleDoes) {
+  constexpr std::uint32_t kCols = 24;
+  RawMatrix matrix = testing::zeros(3, kCols);
+  for (std::uint32_t lead = 0; lead < 0x10000; ++lead) {
+    const std::uint32_t exponent = lead >> 7 & 0xFFu;
+    for (std::uint32_t i = 0; i < matrix.bits.size(); ++i) {
+      const std::uint32_t below = i / 5;
+      const std::uint32_t other =
+          (exponent > below ? exponent - below : 0) % 255 << 7 | (i * 29 & 0x7Fu);
+      const std::uint32_t magnitude = std::min(other, lead & 0x7FFFu);
+      matrix.bits[i] =
+          static_cast<std::uint16_t>(i == lead % 72 ? lead : magnitude | (i & 2) << 14);
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_expert_as_oracle(matrix)) << lead;
+  }
+}
+
 // reports: A72
 TEST(Nvfp4, GivesZerosAFiniteFactorAndZeroCodes) {
   const RawMatrix matrix = testing::zeros(2, 32);

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "conformance/moe_oracle.hpp"
 #include "conformance/moe_problem.hpp"
@@ -119,6 +120,59 @@ TEST_F(PreparedCall, WeightsAreGivenOnceAndThoseOfNVFP4Prepared) {
         weights.w13_L2FD = call.w13.view();
       },
       {"w13 is bf16 [2, 128, 64]", "nvfp4 needs it prepared", "prepare_block_scaled_weight"});
+  expect_refused(
+      Precision::kNVFP4, true,
+      [](ExpertWeights& weights, Call& call) {
+        weights.prepared_w2 = {};
+        weights.w2_LDF = call.w2.view();
+      },
+      {"w2 is bf16 [2, 64, 64]", "nvfp4 needs it prepared", "prepare_block_scaled_weight"});
+  expect_refused(Precision::kNVFP4, true,
+                 [](ExpertWeights& weights, Call&) { weights.prepared_w2 = {}; },
+                 {"w2 is not given", "nvfp4 needs it prepared"});
+}
+
+/// Of one rank: every rank hears of them in the same call, and the next call works.
+TEST_F(PreparedCall, OfOneRankAreRefusedOnEveryRank) {
+  conformance::MoeProblem p = conformance::make_problem({.num_tokens = 9,
+                                                         .hidden_dim = kHidden,
+                                                         .intermediate_dim = 64,
+                                                         .num_experts = 6,
+                                                         .top_k = 2},
+                                                        conformance::RoutePattern::kDistinct, 941);
+  using Change = std::function<void(PreparedWeightView&)>;
+  const auto first_scale = [](const PreparedWeightView& w) {
+    return static_cast<std::uint8_t*>(w.scales.data);
+  };
+  for (const Precision precision : {Precision::kMXFP8, Precision::kNVFP4, Precision::kMXFP4}) {
+    const conformance::MoeCase one{.precision = precision, .is_prepared = true};
+    const std::vector<BF16> expected = conformance::run(p, one);
+    const std::pair<Change, const char*> changes[] = {
+        {[&](PreparedWeightView& w) { *first_scale(w) = 255, w.has_known_scales = false; },
+         "scale [0, 0, 0] of prepared w2"},
+        {[](PreparedWeightView& w) { w.config.inference = false; }, "is prepared for"},
+        {[](PreparedWeightView& w) { w.codes.shape[1] -= 32; }, "codes of prepared w2"}};
+    for (const auto& [change, words] : changes) {
+      const conformance::MoeCase three = conformance::with_ranks(one, 3);
+      conformance::run_group(three, [&](const std::shared_ptr<Communicator>& communicator) {
+        Context context =
+            conformance::make_context(conformance::config_of(p, three, {}, 3), three, communicator);
+        conformance::RankCall call =
+            conformance::pack_rank(p, conformance::form_of(three), {3, 3, 3}, communicator->rank());
+        const ExpertWeights right = call.weights;
+        ExpertWeights wrong = call.weights;
+        const std::uint8_t scale = *first_scale(right.prepared_w2);
+        if (communicator->rank() == 1) change(wrong.prepared_w2);
+        expect_error(outcome_of([&] { routed_experts(context, call.input, wrong, call.y_view()); }),
+                     ErrorCode::kInvalidArgument, {"rank 1", words});
+        EXPECT_TRUE(call.is_y_untouched());
+        *first_scale(right.prepared_w2) = scale;
+        routed_experts(context, call.input, right, call.y_view());
+        const auto y = conformance::gather_rows(*communicator, call.y_rows(), {3, 3, 3}, kHidden);
+        EXPECT_EQ(conformance::first_difference(expected, y, kHidden), "");
+      });
+    }
+  }
 }
 
 // reports: A69, A72

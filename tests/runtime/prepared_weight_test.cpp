@@ -14,7 +14,10 @@
 #include "conformance/moe_refusal.hpp"
 
 /// With AddressSanitizer, too, an allocation that fails is one that the library hears of.
-extern "C" const char* __asan_default_options() { return "allocator_may_return_null=1"; }
+// NOTE: the sanitizer looks for it from a library of its own.
+extern "C" __attribute__((visibility("default"))) const char* __asan_default_options() {
+  return "allocator_may_return_null=1";
+}
 
 namespace distmoe {
 namespace {
@@ -206,11 +209,11 @@ TEST(PreparedWeightTest, WhatAFormatCannotHoldIsRefusedWithTheValues) {
   const std::vector<BF16> w(64 * 96);
   const auto refused = [&](std::int64_t rows, std::int64_t columns, BlockScaledConfig config,
                            std::vector<std::string> words) {
-    expect_error(
-        outcome_of([&] {
-          prepare_block_scaled_weight({w.data(), DType::kBF16, {1, rows, columns}}, config);
-        }),
-        ErrorCode::kInvalidArgument, words);
+    expect_error(outcome_of([&] {
+                   prepare_block_scaled_weight({w.data(), DType::kBF16, {1, rows, columns}},
+                                               config);
+                 }),
+                 ErrorCode::kInvalidArgument, words);
   };
   refused(64, 48, {Precision::kMXFP8, true}, {"48 columns", "mxfp8", "multiple of 32"});
   refused(40, 64, {Precision::kMXFP8, false}, {"40 rows", "mxfp8 training", "multiple of 32"});

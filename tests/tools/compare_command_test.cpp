@@ -68,7 +68,9 @@ TEST_F(CompareCommand, WhatIsNoNumberIsCountedAndNoResult) {
   json_words.push_back("--json");
   const CommandResult some = compare(json_words);
   EXPECT_EQ(some.exit_code, 0) << some.error;
-  for (const nlohmann::json& row : some.json()["rows"]) {
+  const nlohmann::json rows = some.json()["rows"];
+  EXPECT_FALSE(rows.empty());
+  for (const nlohmann::json& row : rows) {
     EXPECT_EQ(row["left_out"], 256) << row;
     EXPECT_EQ(row["one_sided"], 0) << row;
     EXPECT_LT(row["rel_l2"].get<double>(), 1) << row;

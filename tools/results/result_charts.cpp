@@ -84,9 +84,12 @@ std::string chart_card(const std::string& title, Chart chart, const ResultGroup&
       ChartPoint point = make_point(name, *row);
       point.is_hollow = row->is_unstable;
       point.tooltip += unstable_suffix(*row);
-      series.points.push_back(std::move(point));
+      // NOTE: std::stable_sort does not compile with clang and the C++ library of GCC 12.
+      const auto place = is_joined
+                             ? std::ranges::upper_bound(series.points, point.x, {}, &ChartPoint::x)
+                             : series.points.end();
+      series.points.insert(place, std::move(point));
     }
-    if (is_joined) std::ranges::stable_sort(series.points, {}, &ChartPoint::x);
     chart.series.push_back(std::move(series));
     names.push_back(name);
   }
@@ -113,7 +116,7 @@ ChartPoint ranks_point(const std::string& call, const ResultRow& row) {
 }
 
 template <typename Value>
-bool has_two(const ResultGroup& group, Value ResultRow::*value) {
+bool has_two(const ResultGroup& group, Value ResultRow::* value) {
   std::set<Value> values;
   for (const ResultRow* row : group) values.insert(row->*value);
   return values.size() > 1;
