@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from devices import needs_two_gpus
+from devices import needs_gpu, needs_two_gpus
 
 import distmoe
 import distmoe.torch
@@ -51,6 +51,19 @@ def test_a_group_gives_the_bits_of_threads(tmp_path, device, size):
     [thread.join() for thread in threads]
     facts = facts_of_ranks("train_over_the_group", tmp_path, size=size, device=device)
     assert [fact["digest"] for fact in facts] == [expected[rank] for rank in range(size)]
+
+
+@needs_gpu
+def test_a_rank_over_nccl_alone_has_the_bits_of_one_without_on_a_gpu(tmp_path):
+    (fact,) = facts_of_ranks("train_over_nccl_alone", tmp_path, size=1, device="cuda")
+    assert fact == dict(name="nccl", sum=1.0)
+
+
+@needs_gpu
+def test_processes_that_share_a_gpu_are_refused(tmp_path):
+    facts = facts_of_ranks("share_a_gpu", tmp_path, device="cuda")
+    assert len(facts) == 2
+    assert all("ranks 0 and 1 use the same GPU" in fact["words"] for fact in facts)
 
 
 def test_a_refusal_is_raised_on_every_rank(tmp_path):

@@ -150,6 +150,33 @@ def reach_nccl_from_a_subgroup() -> None:
         tell(**asked, is_group=isinstance(made, distmoe.torch.GroupCommunicator) and made is own)
 
 
+def train_over_nccl_alone() -> None:
+    """A communicator of NCCL of one rank, which create_context() leaves out."""
+    host = distmoe.torch.GroupCommunicator()
+    communicator = distmoe.make_nccl_communicator(host, torch.cuda.current_device())
+    with distmoe.torch.create_context(train_config(), device="cuda") as context:
+        expected = Model(context).train()
+    with distmoe.torch.create_context(train_config(), communicator, device="cuda") as context:
+        model = Model(context)
+        expect_same_bits(model.train(), expected)
+        expect_same_bits(replayed(model), expected)
+        context.check()
+    one = torch.ones(1, device="cuda")
+    dist.all_reduce(one)  # NCCL of PyTorch beside it
+    tell(name=communicator.name(), sum=one.item())
+
+
+def share_a_gpu() -> None:
+    """Processes on one GPU: NCCL refuses them, and the group goes on."""
+    try:
+        distmoe.torch.create_context(train_config(), device="cuda:0")
+    except distmoe.UnsupportedError as error:
+        words = str(error)
+    with distmoe.torch.create_context(train_config(), device="cpu") as context:
+        Model(context, num_tokens=5 + context.rank).train()
+    tell(words=words)
+
+
 def give_up_alone() -> None:
     """Something that no refusal tells: a rank that leaves the group between calls."""
     communicator = distmoe.torch.GroupCommunicator()
@@ -243,7 +270,7 @@ def wait_for_a_late_rank() -> None:
 
 def main() -> None:
     if sys.argv[3] == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
         dist.init_process_group("cpu:gloo,cuda:nccl")
     else:
         dist.init_process_group("gloo")
