@@ -12,41 +12,13 @@
 #include <vector>
 
 #include "distmoe/dlpack.hpp"
+#include "dlpack1.hpp"
 #include "errors.hpp"
 
 namespace nb = nanobind;
 
 namespace distmoe::python {
 namespace {
-
-// --- what DLPack 1 has beyond the 0.6 of Debian's header, as its specification lays it out ---
-
-struct DlpackVersion {
-  std::uint32_t major = 0;
-  std::uint32_t minor = 0;
-};
-
-struct VersionedTensor {
-  DlpackVersion version;
-  void* manager_ctx = nullptr;
-  void (*deleter)(VersionedTensor*) = nullptr;
-  std::uint64_t flags = 0;
-  DLTensor dl_tensor{};
-};
-
-constexpr std::uint64_t kReadOnlyFlag = 1;
-constexpr std::uint32_t kMajorVersion = 1;
-
-/// The table that a type offers as __dlpack_c_exchange_api__.
-struct ExchangeTable {
-  DlpackVersion version;
-  ExchangeTable* previous = nullptr;
-  void* allocate = nullptr;
-  void* managed_from_object = nullptr;
-  void* managed_to_object = nullptr;
-  int (*tensor_from_object)(void* object, DLTensor* out) = nullptr;  // null where it has none
-  void* current_stream = nullptr;
-};
 
 /// The table of DLPack 1 that `type` has, or null. Types that were seen are kept alive, so that an
 /// address means one type for good.
@@ -63,7 +35,7 @@ const ExchangeTable* exchange_table_of(PyTypeObject* type) {
           PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     }
   }
-  while (table != nullptr && table->version.major != kMajorVersion) table = table->previous;
+  while (table != nullptr && table->version.major != kDlpackMajorVersion) table = table->previous;
   if (table != nullptr && table->tensor_from_object == nullptr) table = nullptr;
   handle.inc_ref();
   known.emplace(type, table);
@@ -99,7 +71,7 @@ nb::object make_capsule(nb::handle given, std::uintptr_t stream) {
     nb::dict arguments;
     // NOTE: 1 is the legacy default stream, on which a stream of the context's own waits.
     if (is_cuda) arguments["stream"] = stream == 0 ? std::uintptr_t{1} : stream;
-    if (is_versioned) arguments["max_version"] = nb::make_tuple(kMajorVersion, 0);
+    if (is_versioned) arguments["max_version"] = nb::make_tuple(kDlpackMajorVersion, 0);
     return method(**arguments);
   };
   try {
@@ -222,15 +194,14 @@ void TensorArgument::read(const char* name, nb::handle tensor, Access access,
 void TensorArgument::read_capsule(const char* name, nb::handle tensor, Access access,
                                   std::uintptr_t stream) {
   if (!nb::hasattr(tensor, "__dlpack__")) {
-    throw_type_error(concat(name, " is ", nb::type_name(tensor.type()).c_str(),
-                            "; it must be a tensor: an object with __dlpack__"));
+    throw_wrong_type(name, tensor, "a tensor: an object with __dlpack__");
   }
   capsule_ = exported(name, tensor, [&] { return make_capsule(tensor, stream); });
   bool is_read_only = false;
   if (PyCapsule_IsValid(capsule_.ptr(), "dltensor_versioned") != 0) {
     const auto* versioned = static_cast<const VersionedTensor*>(
         PyCapsule_GetPointer(capsule_.ptr(), "dltensor_versioned"));
-    if (versioned->version.major != kMajorVersion) {
+    if (versioned->version.major != kDlpackMajorVersion) {
       throw Error(ErrorCode::kUnsupported,
                   concat(name, " comes by DLPack ", versioned->version.major, "; 1 is supported"));
     }
