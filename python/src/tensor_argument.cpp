@@ -4,7 +4,6 @@
 #include <dlpack/dlpack.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -136,21 +135,17 @@ DType dtype_of(const std::string& name) {
 }
 
 TensorView make_view(DType dtype, const std::vector<std::int64_t>& shape) {
-  if (shape.empty() || shape.size() > static_cast<std::size_t>(kMaxTensorRank)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
-                       " are supported"));
+  static_assert(kMaxTensorRank == 4);
+  switch (shape.size()) {  // as TensorView takes and checks them
+    case 1: return {nullptr, dtype, {shape[0]}};
+    case 2: return {nullptr, dtype, {shape[0], shape[1]}};
+    case 3: return {nullptr, dtype, {shape[0], shape[1], shape[2]}};
+    case 4: return {nullptr, dtype, {shape[0], shape[1], shape[2], shape[3]}};
+    default:
+      throw Error(ErrorCode::kInvalidArgument,
+                  concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
+                         " are supported"));
   }
-  TensorView view;
-  view.dtype = dtype;
-  view.rank = static_cast<int>(shape.size());
-  std::ranges::copy(shape, view.shape.begin());
-  std::int64_t stride = 1;
-  for (int dim = view.rank - 1; dim >= 0; --dim) {
-    view.strides[dim] = stride;
-    stride *= shape[static_cast<std::size_t>(dim)];
-  }
-  return view;
 }
 
 TensorArgument::TensorArgument(const char* name, nb::handle tensor, Access access,
