@@ -3,12 +3,13 @@
 
     build/venv/bin/python python/bench/operator_overhead.py [build/bin/bench_one_token_call]
 
-Medians of 10,000 calls in microseconds; D=64, F=32, E=8, K=2, one rank, one thread. The empty
-operators have the signatures of distmoe's and return memory that nobody wrote, one with a gradient
-formula that saves the same tensors. The program named measures the same calls in C++.
+Medians of 10,000 calls (`--calls`) in microseconds; D=64, F=32, E=8, K=2, one rank, one thread. The
+empty operators have the signatures of distmoe's and return memory that nobody wrote, one with a
+gradient formula that saves the same tensors. The program named measures the same calls in C++.
 """
 
 import argparse
+import functools
 import statistics
 import subprocess
 import sys
@@ -20,15 +21,14 @@ import distmoe
 import distmoe.torch
 from distmoe.torch import operators
 
-CALLS, WARM_UPS = 10_000, 1_000
 HIDDEN, INNER, EXPERTS, TOP_K = 64, 32, 8, 2
 
 
-def median_us(call) -> float:
-    for _ in range(WARM_UPS):
+def median_us(call, num_calls: int) -> float:
+    for _ in range(num_calls // 10):
         call()
     times = []
-    for _ in range(CALLS):
+    for _ in range(num_calls):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
@@ -86,7 +86,10 @@ def cpp_times(program: str | None) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("program", nargs="?", help="build/bin/bench_one_token_call")
-    cpp = cpp_times(parser.parse_args().program)
+    parser.add_argument("--calls", type=int, default=10_000)
+    arguments = parser.parse_args()
+    cpp = cpp_times(arguments.program)
+    median = functools.partial(median_us, num_calls=arguments.calls)
     show("import distmoe", import_time(), "ms")
 
     config = distmoe.Config(
@@ -111,9 +114,9 @@ def main() -> None:
         given = (x, ids, scores, w13, w2, *options)
 
         plain = cpp.get("forward_us")
-        of_core = median_us(lambda: distmoe.routed_experts(core, x, ids, scores, w13, w2, y))
-        of_empty = median_us(lambda: empty.routed_experts(*given))
-        of_torch = median_us(lambda: distmoe.torch.routed_experts(x, ids, scores, w13, w2, context))
+        of_core = median(lambda: distmoe.routed_experts(core, x, ids, scores, w13, w2, y))
+        of_empty = median(lambda: empty.routed_experts(*given))
+        of_torch = median(lambda: distmoe.torch.routed_experts(x, ids, scores, w13, w2, context))
         if plain is not None:
             show("forward, C++", plain)
         show("forward, distmoe.routed_experts", of_core)
@@ -126,16 +129,16 @@ def main() -> None:
 
         w13.requires_grad_(), w2.requires_grad_()
         plain = cpp.get("saving_forward_us")
-        of_core = median_us(save)
-        of_empty = median_us(lambda: empty.saving(*given))
+        of_core = median(save)
+        of_empty = median(lambda: empty.saving(*given))
 
         def forward():
             # The graph is dropped, as the empty operator's is: the slot is emptied for the next.
             distmoe.torch.routed_experts(x, ids, scores, w13, w2, context)
             core.reset()
 
-        of_reset = median_us(core.reset)
-        of_torch = median_us(forward) - of_reset
+        of_reset = median(core.reset)
+        of_torch = median(forward) - of_reset
         if plain is not None:
             show("forward for a backward, C++", plain)
         show("forward for a backward, distmoe.saving_routed_experts", of_core)

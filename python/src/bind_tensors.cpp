@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <ranges>
 #include <string>
 #include <vector>
 
@@ -22,7 +21,12 @@ TensorShape make_shape(const std::string& dtype, const std::vector<std::int64_t>
                        const std::vector<std::int64_t>& strides, int cuda_device) {
   TensorView view = make_view(dtype_of(dtype), shape);
   if (cuda_device >= 0) view.device = {DeviceType::kCuda, cuda_device};
-  std::ranges::copy(strides | std::views::take(shape.size()), view.strides.begin());
+  if (strides.size() != shape.size()) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        concat("a tensor of ", shape.size(), " dimensions was given ", strides.size(), " strides"));
+  }
+  std::ranges::copy(strides, view.strides.begin());
   return {view};
 }
 

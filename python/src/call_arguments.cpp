@@ -15,8 +15,7 @@ nb::object gamma_of(nb::handle norm_object) {
   if (norm_object.is_none()) return nb::none();
   const nb::object expected = nb::module_::import_("distmoe.norm").attr("PostExpertNorm");
   if (!nb::isinstance(norm_object, expected)) {
-    throw_type_error(concat("norm is ", nb::type_name(norm_object.type()).c_str(),
-                            "; it must be a PostExpertNorm or None"));
+    throw_wrong_type("norm", norm_object, "a PostExpertNorm or None");
   }
   return norm_object.attr("gamma");
 }
@@ -74,8 +73,7 @@ void Accumulation::add(const std::string& name) {
 HeldForward* saved_of(nb::handle given) {
   HeldForward* saved = nullptr;
   if (nb::try_cast(given, saved) && saved != nullptr) return saved;
-  throw_type_error(concat("saved is ", nb::type_name(given.type()).c_str(),
-                          "; it must be the SavedForward of a saving_routed_experts"));
+  throw_wrong_type("saved", given, "the SavedForward of a saving_routed_experts");
 }
 
 }  // namespace distmoe::python

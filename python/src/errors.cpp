@@ -56,6 +56,11 @@ Error error_of_exception(nb::handle exception) {
 
 void throw_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
+void throw_wrong_type(const char* name, nb::handle given, const char* legal) {
+  throw_type_error(
+      concat(name, " is ", nb::type_name(given.type()).c_str(), "; it must be ", legal));
+}
+
 void call_python(const char* what, const std::function<void()>& body) {
   const nb::gil_scoped_acquire gil;
   try {

@@ -20,6 +20,9 @@ void translate_errors();
 /// Raises TypeError.
 [[noreturn]] void throw_type_error(const std::string& message);
 
+/// Raises TypeError with the argument, the type that it has and what it must be.
+[[noreturn]] void throw_wrong_type(const char* name, nanobind::handle given, const char* legal);
+
 /// The code of an exception of distmoe's, or none.
 std::optional<ErrorCode> code_of(nanobind::handle exception);
 

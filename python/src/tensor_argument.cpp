@@ -4,7 +4,6 @@
 #include <dlpack/dlpack.h>
 #include <nanobind/stl/string.h>
 
-#include <algorithm>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -12,41 +11,13 @@
 #include <vector>
 
 #include "distmoe/dlpack.hpp"
+#include "dlpack1.hpp"
 #include "errors.hpp"
 
 namespace nb = nanobind;
 
 namespace distmoe::python {
 namespace {
-
-// --- what DLPack 1 has beyond the 0.6 of Debian's header, as its specification lays it out ---
-
-struct DlpackVersion {
-  std::uint32_t major = 0;
-  std::uint32_t minor = 0;
-};
-
-struct VersionedTensor {
-  DlpackVersion version;
-  void* manager_ctx = nullptr;
-  void (*deleter)(VersionedTensor*) = nullptr;
-  std::uint64_t flags = 0;
-  DLTensor dl_tensor{};
-};
-
-constexpr std::uint64_t kReadOnlyFlag = 1;
-constexpr std::uint32_t kMajorVersion = 1;
-
-/// The table that a type offers as __dlpack_c_exchange_api__.
-struct ExchangeTable {
-  DlpackVersion version;
-  ExchangeTable* previous = nullptr;
-  void* allocate = nullptr;
-  void* managed_from_object = nullptr;
-  void* managed_to_object = nullptr;
-  int (*tensor_from_object)(void* object, DLTensor* out) = nullptr;  // null where it has none
-  void* current_stream = nullptr;
-};
 
 /// The table of DLPack 1 that `type` has, or null. Types that were seen are kept alive, so that an
 /// address means one type for good.
@@ -63,7 +34,7 @@ const ExchangeTable* exchange_table_of(PyTypeObject* type) {
           PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
     }
   }
-  while (table != nullptr && table->version.major != kMajorVersion) table = table->previous;
+  while (table != nullptr && table->version.major != kDlpackMajorVersion) table = table->previous;
   if (table != nullptr && table->tensor_from_object == nullptr) table = nullptr;
   handle.inc_ref();
   known.emplace(type, table);
@@ -99,7 +70,7 @@ nb::object make_capsule(nb::handle given, std::uintptr_t stream) {
     nb::dict arguments;
     // NOTE: 1 is the legacy default stream, on which a stream of the context's own waits.
     if (is_cuda) arguments["stream"] = stream == 0 ? std::uintptr_t{1} : stream;
-    if (is_versioned) arguments["max_version"] = nb::make_tuple(kMajorVersion, 0);
+    if (is_versioned) arguments["max_version"] = nb::make_tuple(kDlpackMajorVersion, 0);
     return method(**arguments);
   };
   try {
@@ -164,21 +135,17 @@ DType dtype_of(const std::string& name) {
 }
 
 TensorView make_view(DType dtype, const std::vector<std::int64_t>& shape) {
-  if (shape.empty() || shape.size() > static_cast<std::size_t>(kMaxTensorRank)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
-                       " are supported"));
+  static_assert(kMaxTensorRank == 4);
+  switch (shape.size()) {  // as TensorView takes and checks them
+    case 1: return {nullptr, dtype, {shape[0]}};
+    case 2: return {nullptr, dtype, {shape[0], shape[1]}};
+    case 3: return {nullptr, dtype, {shape[0], shape[1], shape[2]}};
+    case 4: return {nullptr, dtype, {shape[0], shape[1], shape[2], shape[3]}};
+    default:
+      throw Error(ErrorCode::kInvalidArgument,
+                  concat("a tensor has ", shape.size(), " dimensions; 1 to ", kMaxTensorRank,
+                         " are supported"));
   }
-  TensorView view;
-  view.dtype = dtype;
-  view.rank = static_cast<int>(shape.size());
-  std::ranges::copy(shape, view.shape.begin());
-  std::int64_t stride = 1;
-  for (int dim = view.rank - 1; dim >= 0; --dim) {
-    view.strides[dim] = stride;
-    stride *= shape[static_cast<std::size_t>(dim)];
-  }
-  return view;
 }
 
 TensorArgument::TensorArgument(const char* name, nb::handle tensor, Access access,
@@ -222,15 +189,14 @@ void TensorArgument::read(const char* name, nb::handle tensor, Access access,
 void TensorArgument::read_capsule(const char* name, nb::handle tensor, Access access,
                                   std::uintptr_t stream) {
   if (!nb::hasattr(tensor, "__dlpack__")) {
-    throw_type_error(concat(name, " is ", nb::type_name(tensor.type()).c_str(),
-                            "; it must be a tensor: an object with __dlpack__"));
+    throw_wrong_type(name, tensor, "a tensor: an object with __dlpack__");
   }
   capsule_ = exported(name, tensor, [&] { return make_capsule(tensor, stream); });
   bool is_read_only = false;
   if (PyCapsule_IsValid(capsule_.ptr(), "dltensor_versioned") != 0) {
     const auto* versioned = static_cast<const VersionedTensor*>(
         PyCapsule_GetPointer(capsule_.ptr(), "dltensor_versioned"));
-    if (versioned->version.major != kMajorVersion) {
+    if (versioned->version.major != kDlpackMajorVersion) {
       throw Error(ErrorCode::kUnsupported,
                   concat(name, " comes by DLPack ", versioned->version.major, "; 1 is supported"));
     }

@@ -37,7 +37,7 @@ inline void* stream_of(std::uintptr_t address) {
 /// Raises invalid_argument for a name that no DType has.
 DType dtype_of(const std::string& name);
 
-/// A row-major view without memory; invalid_argument for a number of dimensions that none has.
+/// A row-major view without memory; invalid_argument for dimensions that no tensor has.
 TensorView make_view(DType dtype, const std::vector<std::int64_t>& shape);
 
 /// Views `tensor` while it exists. Made, used and destroyed by a thread that holds the GIL; the

@@ -188,6 +188,22 @@ CALL_ERRORS = {
     "mixed layouts": (dict(w13=torch.zeros(E * 2 * F, D).bfloat16()), ValueError, "both flattened"),
     "another expert": (dict(w2=torch.zeros(E + 1, D, F).bfloat16()), ValueError, "w2 must be"),
     "columns": (dict(x=torch.zeros(D, T).bfloat16().t()), ValueError, "x must be contiguous"),
+    "columns of ids": (
+        dict(ids=torch.zeros(K, T, dtype=torch.int64).t()),
+        ValueError,
+        "ids must be contiguous, got strides",
+    ),
+    "columns of scores": (dict(scores=torch.zeros(K, T).t()), ValueError, "scores must be contig"),
+    "columns of w13": (
+        dict(w13=torch.zeros(E, D, 2 * F).bfloat16().mT),
+        ValueError,
+        "w13 must be contiguous, got strides",
+    ),
+    "a weight of another device": (
+        dict(w2=torch.zeros(E, D, F, device="meta").bfloat16()),
+        ValueError,
+        "all tensors must be on one device, got .*meta",
+    ),
     "an id beyond": (dict(ids=torch.full((T, K), E)), ValueError, r"is 5; legal are 0 to 4"),
 }
 

@@ -4,6 +4,7 @@
 import dataclasses
 import inspect
 import logging
+import typing
 
 import pytest
 import torch
@@ -44,6 +45,32 @@ KERNEL = dict(
     swap_ab=False,
     kloop_unroll=1,
 )
+
+PLAN_FIELDS = [
+    "balanced_recv_rows",
+    "device_scratch_capacity_rows",
+    "total_scratch_capacity_rows",
+    "device_scratch_capacity_factor",
+    "total_scratch_capacity_factor",
+    "saved_input_bytes_per_layer",
+    "device_scratch_bytes",
+    "host_scratch_bytes",
+    "minimum_activation_slot_bytes",
+    "balanced_full_save_activation_slot_bytes",
+    "maximum_useful_activation_slot_bytes",
+    "activation_slot_bytes",
+    "activation_slot_capacity_factor",
+    "total_activation_bytes",
+    "total_device_buffer_bytes",
+    "total_virtual_bytes",
+    "num_activation_slots",
+    "inference",
+    "vmm_granularity_bytes",
+    "vmm_device_prefix_bytes",
+    "vmm_host_section_bytes",
+    "vmm_device_scratch_section_bytes",
+    "vmm_padding_bytes",
+]
 
 
 def config(**changes):
@@ -122,10 +149,34 @@ def test_fields_and_defaults():
         ("observe_expert_output_grad_fn", None),
         ("recompute_rstd", False),
     ]
-    assert len(fields_of(dist_moe.MemoryPlan)) == 23
+    assert list(fields_of(dist_moe.BlockScaledKernelConfig))[:12] == list(KERNEL)
+    assert list(fields_of(dist_moe.MemoryPlan)) == PLAN_FIELDS
     parameters = inspect.signature(dist_moe.create_context).parameters
     assert list(parameters) == ["group", "config", "device", "emulate_peer_buffers"]
     assert all(each.kind is inspect.Parameter.KEYWORD_ONLY for each in parameters.values())
+
+
+def test_choices():
+    assert set(typing.get_args(dist_moe.Bf16GroupedGemmPreset)) == {
+        "1cta1mma_bm64_bn128",
+        "1cta1mma_bm64_bn256",
+        "1cta1mma_bm128_bn128",
+        "1cta1mma_bm128_bn256",
+        "1cta2mma_bm256_bn256",
+        "2cta1mma_bm256_bn256",
+        "2cta2mma_bm512_bn256",
+    }
+    formats = {each.name: str(each) for each in dist_moe.BlockScaledFormat}
+    assert formats == dict(MXFP8_E4M3="mxfp8_e4m3", NVFP4="nvfp4")
+    parameters = inspect.signature(dist_moe.prepare_block_scaled_weight).parameters
+    assert list(parameters) == ["weight", "config", "inference", "out"]
+    parameters = inspect.signature(dist_moe.routed_experts).parameters
+    assert list(parameters) == ["x_TD", "ids_TK", "scores_TK", "w13", "w2", "context", "options"]
+    assert list(inspect.signature(dist_moe.plan_memory).parameters) == [
+        "config",
+        "ep_size",
+        "device",
+    ]
 
 
 CONFIG_ERRORS = [
@@ -169,9 +220,33 @@ CONFIG_ERRORS = [
     (dict(wgrad_dtype=torch.float16), TypeError, "wgrad_dtype"),
     (dict(activation="gelu"), ValueError, "swiglu or swiglu_clamped, got 'gelu'"),
     (dict(activation="swiglu_clamped", swiglu_limit=0.0), ValueError, "finite positive"),
+    (dict(activation="swiglu_clamped", swiglu_alpha=float("nan")), ValueError, "finite positive"),
+    (dict(intermediate_dim=-1), ValueError, "intermediate_dim must be positive, got -1"),
     (dict(intermediate_dim=80, block_scaled=SCALED), ValueError, "multiples of 32, got 256 and 80"),
     (dict(block_scaled=NVFP4), ValueError, "inference-only"),
     (dict(block_scaled=NVFP4, inference=True), ValueError, "multiple of 256, got 256 and 128"),
+    (
+        dict(block_scaled=NVFP4, inference=True, hidden_dim=16640, intermediate_dim=256),
+        ValueError,
+        "multiple of 256.*16640",
+    ),
+    (
+        dict(block_scaled=NVFP4, inference=True, intermediate_dim=8448),
+        ValueError,
+        "multiple of 256.*8448",
+    ),
+    # The first of dist_moe's checks wins.
+    (dict(hidden_dim=96, num_experts=0, num_sms=0), ValueError, "hidden_dim must be a multiple"),
+    (
+        dict(num_activation_slots=0, wgrad_dtype=torch.float16),
+        ValueError,
+        "num_activation_slots must be at least 1",
+    ),
+    (
+        dict(wgrad_dtype=torch.float16, activation="gelu", block_scaled=NVFP4),
+        TypeError,
+        "wgrad_dtype",
+    ),
 ]
 
 

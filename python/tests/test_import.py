@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package alone needs neither PyTorch nor NumPy, and says what it is."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,17 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def test_importing_loads_neither_torch_nor_numpy():
     done = run("import distmoe, sys; print(sorted({'torch', 'numpy'} & set(sys.modules)))")
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_it_takes_less_than_a_third_of_a_second():
+    program = """
+import time
+start = time.perf_counter()
+import distmoe
+print(time.perf_counter() - start)
+"""
+    seconds = min(float(run(program).stdout) for _ in range(5))
+    assert 0 < seconds < 0.3
 
 
 def test_the_interface_works_where_torch_and_numpy_are_missing():
@@ -47,6 +59,9 @@ def test_types_are_shipped():
     # What `with` makes, and its config, are known to type checkers.
     assert "def __enter__(self) -> Context: ..." in stub
     assert "def config(self) -> distmoe.config.Config:" in stub
+    for name in vars(distmoe._core):
+        if not name.startswith("_"):
+            assert re.search(rf"^(class|def) {name}\b|^{name}\b", stub, re.MULTILINE), name
 
 
 def test_the_version_is_that_of_the_library():

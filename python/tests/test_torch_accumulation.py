@@ -132,6 +132,27 @@ def test_views_of_parameters_are_added_to(device):
         assert same_bits(module.w13.grad, memory["w13"])
 
 
+@FP32_GRADIENTS
+def test_the_fp32_sum_of_a_view_is_not_rounded(device):
+    with open_context(train_config(wgrad_dtype="fp32"), device) as context:
+        module, layer = make_module(context)
+        for name in NAMES:
+            getattr(module, name).grad_dtype = torch.float32
+        run(module, layer)
+        exact = module.w13.grad.clone()
+        module.w13.grad.fill_(1.0)
+        place = module.w13.grad.data_ptr()
+        given = {name: getattr(module, name) for name in NAMES}
+        given["w13"] = module.w13.view(module.w13.shape[0], 2, -1, module.w13.shape[2])
+        distmoe.torch.routed_experts(
+            **layer.inputs(), **given, context=context, accumulate_wgrad=True
+        ).backward(layer.dy)
+        assert module.w13.grad.data_ptr() == place
+        expected = 1 + exact.bfloat16().float()  # as PyTorch hands a gradient through a BF16 view
+        assert torch.equal(module.w13.grad, expected) and exact.any()
+        assert not torch.equal(expected, expected.bfloat16().float())
+
+
 def test_what_cannot_be_added_to_is_refused(device):
     with open_context(device=device) as context:
         module, layer = make_module(context)

@@ -2,6 +2,7 @@
 """Wrong use of the PyTorch operators: the exception's class, its words, and what works after."""
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.autograd import forward_ad
 
 import distmoe
 import distmoe.torch
-from layer import Layer, make_config
+from layer import Layer, make_config, same_bits
 from torch_model import Model, open_context
 
 
@@ -187,3 +188,38 @@ def test_groups_and_devices_that_are_none():
         distmoe.torch.create_context(make_config(), device="gpu")
     with pytest.raises(ValueError, match="there is no process group"):
         distmoe.torch.GroupCommunicator()
+
+
+def test_overlapping_calls_are_refused():
+    """Rank 0 waits in its call for rank 1 while another thread of it begins one more."""
+    config = make_config()
+    contexts, results = [None, None], [None, None]
+    layers = [Layer(config, seed=rank) for rank in range(2)]
+    communicators = distmoe.make_thread_group(2)
+
+    def create(rank):
+        contexts[rank] = distmoe.torch.create_context(config, communicators[rank], device="cpu")
+
+    def run(rank):
+        with torch.no_grad():
+            results[rank] = call(contexts[rank], layers[rank])
+
+    def both(body):
+        threads = [threading.Thread(target=body, args=(rank,)) for rank in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+
+    both(create)
+    first = threading.Thread(target=run, args=(0,))
+    first.start()
+    while contexts[0].core.num_begun_calls == 0:
+        assert first.is_alive()
+    with pytest.raises(distmoe.InvalidArgumentError, match="began before the previous one ended"):
+        call(contexts[0], layers[0])
+    run(1)
+    first.join()
+    assert all(result.isfinite().all() for result in results)
+    expected = [result.clone() for result in results]
+    both(run)
+    assert all(map(same_bits, results, expected))
+    [context.close() for context in contexts]

@@ -153,3 +153,24 @@ def test_dist_moe_destinations_take_the_gradients_that_are_asked_for():
     options = dist_moe.ExecutionOptions(wgrad_destination_fn=destination)
     gradients_of(layer, dist_moe_layer.context_of(), options, "x", "w2")
     assert asked == ["w2"]
+
+
+def test_what_a_dist_moe_postprocess_closes_over_is_left_alone():
+    layer, gain = dist_moe_layer.Layer(), torch.nn.Parameter(torch.ones(dist_moe_layer.D))
+    options = dist_moe.ExecutionOptions(experts_output_postprocess=lambda rows: rows * gain)
+    context = dist_moe_layer.context_of()
+    plain = layer.train(context, options)
+    of_everything, gain.grad = gain.grad, None
+    (gradient,) = torch.autograd.grad(layer.forward(context, options), layer.x, layer.dy)
+    assert same_bits(gradient, plain["x"]) and gain.grad is None
+    layer.forward(context, options).backward(layer.dy, inputs=[layer.w2, gain])
+    assert same_bits(layer.w2.grad, plain["w2"]) and gain.grad is None
+    y = layer.forward(context, options)
+    with pytest.raises(RuntimeError, match="not have been used in the graph"):
+        torch.autograd.grad(y, gain, layer.dy, retain_graph=True)
+    y.backward(layer.dy)
+    assert same_bits(gain.grad, of_everything) and gain.grad.any()
+    frozen = dist_moe_layer.Layer(trains=False)
+    frozen.scores.requires_grad_()
+    (gradient,) = torch.autograd.grad(frozen.forward(context, options), frozen.scores, frozen.dy)
+    assert same_bits(gradient, plain["scores"]) and same_bits(gain.grad, of_everything)

@@ -196,3 +196,19 @@ def test_a_shape_is_no_tensor_of_a_call():
         distmoe.check_routed_experts(context.core, **given, y=y)
         with pytest.raises(ValueError, match="x has a null data pointer"):
             distmoe.routed_experts(context.core, **given, y=y)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "words"),
+    [
+        ([], [], "a tensor has 0 dimensions; 1 to 4 are supported"),
+        ([1] * 5, [1] * 5, "a tensor has 5 dimensions; 1 to 4 are supported"),
+        ([2, -1], [1, 1], "a tensor has extent -1 in dimension 1"),
+        ([2**62, 4], [4, 1], "64 bits"),
+        ([2, 3], [1], "a tensor of 2 dimensions was given 1 strides"),
+        ([2], [1, 1], "a tensor of 1 dimensions was given 2 strides"),
+    ],
+)
+def test_shapes_that_no_tensor_has(shape, strides, words):
+    with pytest.raises(distmoe.InvalidArgumentError, match=words):
+        distmoe.TensorShape("bf16", shape, strides)

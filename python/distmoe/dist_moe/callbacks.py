@@ -14,6 +14,7 @@ import torch
 
 from distmoe.torch.double_backward import differentiable_once
 from distmoe.torch.eager import stream_of
+from distmoe.torch.graph_task import adds_to_every_leaf
 from distmoe.torch.refusals import refuse
 
 Postprocess = Callable[[torch.Tensor], torch.Tensor]
@@ -74,7 +75,11 @@ def _checked(answer: object, rows: torch.Tensor) -> torch.Tensor:
 
 
 class PostprocessAndCombine(torch.autograd.Function):
-    """y of the routes' results; backward runs the program again, with gradients."""
+    """y of the routes' results; backward runs the program again, with gradients.
+
+    Parameters that the program closes over get theirs in a backward() of everything alone: one of
+    `inputs`, and torch.autograd.grad(), leave their .grad as it is.
+    """
 
     @staticmethod
     def forward(ctx, rows, scores, ids, postprocess, core):
@@ -108,6 +113,11 @@ class PostprocessAndCombine(torch.autograd.Function):
                     f"experts_output_postprocess changed dtype from {ctx.dtype} to {answer.dtype}"
                 )
             y = _combine(answer, weights, ids)
-        # backward, not grad: parameters that the program closes over get their gradients.
-        torch.autograd.backward(y, grad_y)
-        return (again.grad, weights.grad, None, None, None), [rows, scores]
+        # The graph of y does not lead to what the program closes over: that is known here alone, so
+        # it gets its gradients where the backward adds to everything.
+        if adds_to_every_leaf():
+            torch.autograd.backward(y, grad_y)
+            gradients = again.grad, weights.grad
+        else:
+            gradients = torch.autograd.grad(y, (again, weights), grad_y, allow_unused=True)
+        return (*gradients, None, None, None), [rows, scores]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ import torch
 
 from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.options import ExecutionOptions
+from distmoe.dist_moe.owners import owners_of
 from distmoe.torch import PreparedWeight
 from distmoe.torch.eager import EagerCall
 from distmoe.torch.graph_task import is_accumulated
@@ -34,10 +36,16 @@ class HookedCall(EagerCall):
         self._options, self._prepared = options, prepared
         self._shapes = {name: argument.shape for name, argument in arguments.items()}
         self._owners = (
-            {name: weakref.ref(_owner(name, options, arguments)) for name in ("w13", "w2")}
+            {name: weakref.ref(owner) for name, owner in owners_of(options, arguments).items()}
             if options.inplace_wgrad_accum and torch.is_grad_enabled()
             else {}
         )
+        self._dtypes = {name: argument.dtype for name, argument in arguments.items()}
+        self._are_owners = {
+            name for name, owner in self._owners.items() if owner() is arguments[name]
+        }
+        if options.wgrad_parameter_owners is not None:  # a call keeps no parameter alive
+            self._options = dataclasses.replace(options, wgrad_parameter_owners=None)
         self._taken: dict[str, torch.Tensor] = {}
         self.used: tuple[object, ...] = ()  # of the last forward or backward
 
@@ -75,6 +83,8 @@ class HookedCall(EagerCall):
         memory = owner.grad
         if memory is None or not is_accumulated(owner):
             return None
+        if memory.dtype != self._dtypes[name] and name not in self._are_owners:
+            return None  # autograd would round the sum on its way from the argument to the owner
         fits = memory.shape == owner.shape and memory.device == owner.device
         if not fits or not memory.is_contiguous():
             raise RuntimeError(
@@ -182,17 +192,3 @@ def _checked_destination(name, answer, shape, dtype, device) -> tuple[torch.Tens
             f" {tensor.dtype}, on {tensor.device}"
         )
     return answer
-
-
-def _owner(name: str, options: ExecutionOptions, arguments: dict) -> torch.Tensor:
-    """The parameter to whose gradient that of a weight is added."""
-    if options.wgrad_parameter_owners is not None:
-        owner = options.wgrad_parameter_owners[0 if name == "w13" else 1]
-    else:
-        weight = arguments[name]
-        owner = weight if weight._base is None else weight._base
-    if not owner.is_leaf:
-        raise ValueError(f"the owner of {name}'s gradient must be a leaf, got {owner.grad_fn}")
-    if not owner.requires_grad:
-        raise ValueError(f"the owner of {name}'s gradient must be a parameter that needs gradients")
-    return owner

@@ -38,7 +38,15 @@ def as_matrices(
     for name, weight in (("w13", w13), ("w2", w2)):
         if not weight.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {list(weight.stride())}")
-    return w13.view(num_experts, 2 * depth, width), w2.view(num_experts, width, depth)
+    return (
+        _as_shape(w13, num_experts, 2 * depth, width),
+        _as_shape(w2, num_experts, width, depth),
+    )
+
+
+def _as_shape(weight: torch.Tensor, *shape: int) -> torch.Tensor:
+    """A parameter that has the shape stays what it is: gradients pass a view in the view's type."""
+    return weight if tuple(weight.shape) == shape else weight.view(shape)
 
 
 def _check_types(**weights: torch.Tensor) -> None:

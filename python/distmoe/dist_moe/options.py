@@ -19,7 +19,12 @@ WgradDestination = Callable[..., "tuple[torch.Tensor, bool]"]
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Options of one call of `routed_experts` and of its backward."""
+    """Options of one call of `routed_experts` and of its backward.
+
+    A backward() of everything adds to the .grad of parameters that an `experts_output_postprocess`
+    closes over; backward(inputs=...) and torch.autograd.grad() leave them alone, and cannot be
+    asked for them.
+    """
 
     inplace_wgrad_accum: bool = False
     wgrad_parameter_owners: tuple[torch.Tensor, torch.Tensor] | None = None

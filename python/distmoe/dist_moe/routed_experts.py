@@ -18,6 +18,7 @@ from distmoe.dist_moe.hooks import HookedCall
 from distmoe.dist_moe.layouts import as_matrices
 from distmoe.dist_moe.norm import core_norm, output_gradient
 from distmoe.dist_moe.options import ExecutionOptions
+from distmoe.dist_moe.owners import check_wgrad_dtypes
 from distmoe.dist_moe.prepared import PreparedWeight
 from distmoe.torch.eager import (
     EagerCall,
@@ -92,6 +93,8 @@ def _run(x_TD, ids_TK, scores_TK, w13, w2, context: Context, options) -> torch.T
     _check_inference(context, x_TD, scores_TK, w13, w2, None if norm is None else norm.weight)
     if options.requires_eager and _is_traced(x_TD):
         raise RuntimeError("these ExecutionOptions run Python in the call: they require eager mode")
+    if options.inplace_wgrad_accum and torch.is_grad_enabled() and not _is_traced(x_TD):
+        check_wgrad_dtypes(options, dict(w13=w13, w2=w2), context.config.wgrad_dtype)
     inputs = (x_TD, ids_TK, scores_TK)
     if options.callback is not None:
         return _run_with_callback(context, options, prepared, *inputs, w13, w2)

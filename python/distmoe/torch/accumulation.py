@@ -52,6 +52,10 @@ def _gradient_memory(name: str, owner: Tensor, weight: Tensor) -> Tensor | None:
         taken_by, memory = _taken.get(owner, (None, None))
         if memory is None or taken_by != task:
             return None
+    if memory.dtype != weight.dtype and not weight.is_leaf:
+        # PyTorch hands a gradient through a view in the view's type: it would round the sum. So
+        # the addend alone passes, and PyTorch adds it.
+        return None
     if not memory.is_contiguous() or memory.device != weight.device:
         raise distmoe.InvalidArgumentError(
             f"the gradient of {name} must be contiguous and on {weight.device} to be added to, got"

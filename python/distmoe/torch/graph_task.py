@@ -28,6 +28,11 @@ def is_wanted(tensor: Tensor) -> bool:
         return True
 
 
+def adds_to_every_leaf() -> bool:
+    """Whether this backward is one without `inputs`, which adds to every leaf that it meets."""
+    return torch.autograd._is_checkpoint_valid()  # what reentrant checkpoints ask for the same
+
+
 def _is_executed(tensor: Tensor) -> bool:
     # NOTE: PyTorch asks the same for its public register_multi_grad_hook(), which counts gradients
     # when they have come, too late here. It raises for a leaf that torch.autograd.grad() returns.
