@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
 #include "core/current_error.hpp"
+#include "core/float_environment.hpp"
 #include "core/log.hpp"
 #include "distmoe/saved_forward.hpp"
 #include "plan/capacity_rows.hpp"
@@ -92,6 +93,7 @@ void ContextImpl::check_open() const {
 
 void ContextImpl::use(const std::function<void(Backend&)>& body) {
   only_errors("a request to a context", [&] {
+    const DefaultFloatEnvironment environment;
     check_process();
     const InCall in_call(in_call_);
     check_open();
@@ -130,6 +132,7 @@ void ContextImpl::agree(const std::optional<Error>& failure) {
 
 void ContextImpl::run_together(const std::function<void(Backend&)>& body) {
   only_errors("a call", [&] {
+    const DefaultFloatEnvironment environment;
     check_process();
     const InCall in_call(in_call_);
     check_open();

@@ -12,6 +12,7 @@
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
 #include "core/current_error.hpp"
+#include "core/float_environment.hpp"
 #include "formats/block_format.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
@@ -64,6 +65,11 @@ WeightSize check_weight(const TensorView& weight, const BlockScaledConfig& confi
   DISTMOE_CHECK(weight.shape[last] <= 1 || weight.strides[last] == 1, kInvalidArgument,
                 "a weight to prepare needs stride 1 in its last dimension, got ",
                 weight.describe());
+  // A tile lies in one half.
+  const bool has_tiles = config.format == Precision::kMXFP8 && !config.inference;
+  DISTMOE_CHECK(!has_halves(weight) || !has_tiles || weight.shape[2] % kMxfp8BlockSize == 0,
+                kInvalidArgument, "a weight to prepare has halves of ", weight.shape[2],
+                " rows; mxfp8 training needs a multiple of ", kMxfp8BlockSize);
   return {.num_experts = weight.shape[0],
           .num_rows = has_halves(weight) ? checked_mul(2, weight.shape[2]) : weight.shape[1],
           .num_columns = weight.shape[last]};
@@ -211,6 +217,7 @@ std::size_t PreparedWeight::num_bytes() const noexcept {
 
 PreparedWeight prepare_block_scaled_weight(const TensorView& weight,
                                            const BlockScaledConfig& config) {
+  const DefaultFloatEnvironment environment;
   return only_errors(kPreparing, [&] {
     const WeightSize size = check_weight(weight, config);
     PreparedWeight prepared(config, size.num_experts, size.num_rows, size.num_columns);
@@ -220,6 +227,7 @@ PreparedWeight prepare_block_scaled_weight(const TensorView& weight,
 }
 
 void refill_prepared_weight(const TensorView& weight, const PreparedWeightView& out) {
+  const DefaultFloatEnvironment environment;
   only_errors(kPreparing, [&] {
     const WeightSize size = check_weight(weight, out.config);
     check_prepared_layout("the prepared weight", out, size.num_experts, size.num_rows,

@@ -11,6 +11,7 @@
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
 #include "core/current_error.hpp"
+#include "core/float_environment.hpp"
 #include "formats/block_format.hpp"
 #include "formats/mxfp4.hpp"
 #include "formats/mxfp8.hpp"
@@ -166,10 +167,12 @@ QuantisedMatrix quantised_layout(Precision format, BlockShape blocks, std::int64
 }
 
 void quantise(const TensorView& values, const QuantisedMatrix& out) {
+  const DefaultFloatEnvironment environment;
   only_errors("quantising a matrix", [&] { check_and_quantise(values, out); });
 }
 
 void dequantise(const QuantisedMatrix& matrix, const TensorView& values) {
+  const DefaultFloatEnvironment environment;
   only_errors("decoding a matrix", [&] { check_and_dequantise(matrix, values); });
 }
 

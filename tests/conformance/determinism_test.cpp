@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <mutex>
 
 #include "conformance/moe_oracle.hpp"
@@ -50,6 +51,18 @@ TEST_P(Determinism, RanksThreadsAndSplitsChangeNoBit) {
     EXPECT_EQ(first_difference(expected, run(problem, GetParam(), counts), width), "")
         << "split " << seed;
   }
+}
+
+/// A caller's thread may flush subnormals or round elsewhere; workers have what their creator had.
+TEST_P(Determinism, TheCallersFloatingPointEnvironmentChangesNoBit) {
+  const MoeProblem problem = problem_with_biases(GetParam(), 25);
+  const std::vector<BF16> expected = run(problem, GetParam());
+  ASSERT_EQ(std::fesetround(FE_TOWARDZERO), 0);
+  const std::vector<BF16> y = run(problem, GetParam());
+  const int direction = std::fegetround();
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(first_difference(expected, y, problem.shape.hidden_dim), "");
+  EXPECT_EQ(direction, FE_TOWARDZERO);
 }
 
 // reports: A87, A88, A89, A90: forty repeats on one context, calls of another size between them.

@@ -222,6 +222,11 @@ TEST(PreparedWeightTest, WhatAFormatCannotHoldIsRefusedWithTheValues) {
   refused(96, 32, {Precision::kMXFP8, false, GateUpLayout::kInterleaved},
           {"96 rows", "interleaved", "multiple of 64"});
   refused(64, 64, {Precision::kNVFP4, false}, {"nvfp4", "inference is false"});
+  expect_error(outcome_of([&] {
+                 prepare_block_scaled_weight({w.data(), DType::kBF16, {1, 2, 16, 64}},
+                                             {Precision::kMXFP8, false});
+               }),
+               ErrorCode::kInvalidArgument, {"halves of 16 rows", "multiple of 32"});
   refused(64, 64, {Precision::kBF16, true}, {"bf16", "legal are mxfp8, nvfp4 and mxfp4"});
   expect_error(outcome_of([&] {
                  prepare_block_scaled_weight({w.data(), DType::kF16, {1, 64, 64}},

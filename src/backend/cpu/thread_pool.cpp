@@ -7,6 +7,7 @@
 
 #include "core/check.hpp"
 #include "core/checked_math.hpp"
+#include "core/float_environment.hpp"
 
 namespace distmoe::cpu {
 
@@ -66,6 +67,8 @@ void ThreadPool::run_ranges(std::int64_t num_items, std::int64_t grain,
 }
 
 void ThreadPool::work(int worker) {
+  // Not that of whoever made the pool.
+  const DefaultFloatEnvironment environment;
   std::uint64_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
