@@ -137,9 +137,7 @@ void bind_life(nb::class_<ContextObject>& type) {
       .def("close", close, "Frees everything. Idempotent; not collective.")
       .def_prop_ro("is_closed",
                    [](const ContextObject& self) { return self.shared->context().is_closed(); })
-      .def(
-          "__enter__", [](nb::handle self) { return nb::borrow(self); },
-          nb::sig("def __enter__(self) -> Context"))
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
       .def("__exit__", [close](const ContextObject& self, const nb::args&) { close(self); })
       .def(
           "check",
@@ -159,8 +157,7 @@ void bind_context(nb::module_& module) {
   refuse_copies(type,
                 "it holds memory, threads and peers of one process; create another of its "
                 "config");
-  type.def_ro("config", &ContextObject::config,
-              nb::for_getter(nb::sig("def config(self) -> distmoe.config.Config")))
+  type.def_ro("config", &ContextObject::config)
       .def_prop_ro("memory_plan",
                    [](const ContextObject& self) { return self.shared->context().memory_plan(); })
       .def_prop_ro("rank", [](const ContextObject& self) { return self.shared->context().rank(); })

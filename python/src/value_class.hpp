@@ -33,7 +33,7 @@ class ValueClass {
             [fields = fields_](const Value& self, const Value& other) {
               return state(*fields, self).equal(state(*fields, other));
             },
-            nanobind::is_operator(), nanobind::sig("def __eq__(self, other: object, /) -> bool"))
+            nanobind::is_operator())
         .def("__repr__", [fields = fields_, name](const Value& self) {
           std::string text = concat(name, "(");
           for (const Field& field : *fields) {

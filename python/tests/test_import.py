@@ -56,9 +56,6 @@ def test_types_are_shipped():
     assert (folder / "py.typed").exists()
     stub = (folder / "_core.pyi").read_text()
     assert "class Context:" in stub and "def routed_experts(" in stub
-    # What `with` makes, and its config, are known to type checkers.
-    assert "def __enter__(self) -> Context: ..." in stub
-    assert "def config(self) -> distmoe.config.Config:" in stub
     for name in vars(distmoe._core):
         if not name.startswith("_"):
             assert re.search(rf"^(class|def) {name}\b|^{name}\b", stub, re.MULTILINE), name

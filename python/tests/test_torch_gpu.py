@@ -138,8 +138,8 @@ def test_graphed_callables_have_the_bits_of_eager_ones():
 
 
 def test_threads_that_share_a_gpu_have_a_stream_each():
-    """The bits of one rank; on PyTorch's one default stream a rank would wait for itself."""
-    config, shared, refused = train_config(), {}, {}
+    """The bits of one rank; on PyTorch's one default stream a rank would wait for its timeout."""
+    config, shared = train_config(), {}
 
     def call(context, rank):
         layer = Layer(config, num_tokens=5 + rank, seed=rank, device="cuda")
@@ -149,17 +149,13 @@ def test_threads_that_share_a_gpu_have_a_stream_each():
     def body(communicator):
         rank = communicator.rank()
         with distmoe.torch.create_context(config, communicator, device="cuda") as context:
-            try:
-                call(context, rank)
-            except distmoe.InvalidArgumentError as error:
-                refused[rank] = str(error)
             with torch.cuda.stream(torch.cuda.Stream()):
                 shared[rank] = call(context, rank)
                 torch.cuda.current_stream().synchronize()
             context.check()
 
     distmoe.run_thread_group(2, body)
-    assert sorted(refused) == [0, 1] and all("stream" in words for words in refused.values())
+    assert sorted(shared) == [0, 1]
     with open_context(config, "cuda") as context:
         for rank, y in shared.items():
             assert same_bits(y, call(context, rank))

@@ -81,6 +81,7 @@ class GroupCommunicator(distmoe.Communicator):
         self._rank, self._size = chosen.rank(), chosen.size()
         self._peers = [peer for peer in range(self._size) if peer != self._rank]
         self._reason: str | None = None
+        self._has_told = False
         self._process = os.getpid()
         self._connections = _connect(chosen, timeout) if self._peers else None
 
@@ -113,10 +114,16 @@ class GroupCommunicator(distmoe.Communicator):
         self._exchange_numbers([0] * self._size, timeout)
 
     def abort(self, reason: str) -> None:
-        """Peers find no length, and the reason, where their next exchange begins."""
-        if self._reason is not None:
+        """Peers find no length, and the reason, where their next exchange begins.
+
+        Also where this rank gave up for what it met in an exchange: who waits for it must not
+        wait for its timeout.
+        """
+        if self._has_told or self._connections is None:
             return
-        self._reason = reason
+        self._has_told = True
+        if self._reason is None:
+            self._reason = reason
         gone = torch.tensor([_GONE])
         words = torch.frombuffer(
             bytearray(reason.encode()[:_WORDS].ljust(_WORDS)), dtype=torch.uint8
